@@ -65,18 +65,20 @@ class Atom:
 
     def is_of(self, path: str) -> bool:
         """Whether a path of `names` may be that of its very value."""
-        if not self.is_state:
-            return False
-        return path.endswith(self.text[len(self.name) :]) if self.steps else path == self.text
+        return self.is_state and (path.endswith(self._way) if self.steps else path == self.text)
 
     def leads_to(self, path: str) -> bool:
         """Whether a path of `names` may be that of its value, or of a part: a variable has many names."""
-        if not self.is_state:
-            return False
-        if not self.steps:
-            return path == self.text or path.startswith((f"{self.text}[", f"{self.text}."))
-        way = self.text[len(self.name) :]
-        return path.endswith(way) or f"{way}[" in path or f"{way}." in path
+        if self.is_of(path):
+            return True
+        parts = f"{self._way}[", f"{self._way}."
+        is_part = any(part in path for part in parts) if self.steps else path.startswith(parts)
+        return self.is_state and is_part
+
+    @property
+    def _way(self) -> str:
+        """From its variable on, which has other names elsewhere; of a variable alone its name."""
+        return self.text[len(self.name) :] if self.steps else self.text
 
     def value(self, frame: FrameType, names: dict[str, Any]) -> Any:
         """What it is now, summed up so that it can be kept and compared; MISSING if it cannot be told."""

@@ -113,7 +113,7 @@ def _asked(old: Trace, new: Trace, position: int) -> Cause | None:
     found = _first(atoms, position, _called(new, position))
     if found is not None and not any(atom.is_state for atom, _, _ in atoms):
         return _assigned(old, new, position, found[0]) or found
-    return found or _inside(old, new, position)
+    return _instead(old, new, position, found) or found or _inside(old, new, position)
 
 
 def _first(atoms: list[tuple[Atom, Any, Any]], position: int, called: Collection[str] = ()) -> Cause | None:
@@ -123,6 +123,56 @@ def _first(atoms: list[tuple[Atom, Any, Any]], position: int, called: Collection
         return None
     atom, before, after = min(atoms, key=lambda found: (not found[0].is_state, found[0].text not in called))
     return atom.text, before, after, position
+
+
+def _instead(old: Trace, new: Trace, position: int, found: Cause | None) -> Cause | None:
+    """What a call returns that is only given what was found: the state that has decided there, if any has."""
+    if found is None or not is_only_given(new, position, found[0]):
+        return None
+    others = ((atom.text, a, b, at) for at, atom, a, b in returned(old, new, position))
+    return next((one for one in others if not all(map(same, one[1:3], found[1:3]))), None)
+
+
+def is_only_given(trace: Trace, position: int, text: str) -> bool:
+    """Whether a value stands as an argument of a call alone, in a statement and in what its local variables
+    were assigned."""
+    left, is_given = [node for _, nodes in _worked_out(trace, position) for node in nodes], False
+    while left:
+        node = left.pop()
+        if _text(node) == text:
+            return False
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            is_given = is_given or any(text in _texts(one) for one in given)
+            left.append(node.func)
+        else:
+            left += ast.iter_child_nodes(node)
+    return is_given
+
+
+def returned(old: Trace, new: Trace, position: int) -> Iterator[tuple[int, Atom, Any, Any]]:
+    """The state that has decided what calls of a statement return, and of what its local variables were
+    assigned, where their lines were seen."""
+    positions = new.lines.positions
+    inside = {at for one, _ in _worked_out(new, position) for at in positions.inside(one)}
+    for at in (at for at in new.values if at in inside and at in old.values):
+        if any(isinstance(statement, ast.Return) for statement in positions.statements(at)):
+            yield from ((at, *change) for change in deciding(old, new, at) if change[0].is_state)
+
+
+def _worked_out(trace: Trace, position: int) -> Iterator[tuple[int, list[ast.AST]]]:
+    """The expressions of a statement, and those that its local variables were assigned, each with the
+    position at which it was worked out."""
+    positions = trace.lines.positions
+    place = positions.place(position)
+    nodes = [node for statement in positions.statements(position) for node in atoms.heads(statement)]
+    yield position, nodes
+    assigned, used = assigned_at(place.file, place.line) if place else {}, {*nodes}
+    for name, expression in assigned.items():
+        if any(name in _texts(node) for node in used):
+            used.add(expression)
+            for turn in positions.turns(position, expression.lineno)[-1:]:
+                yield turn, [expression]
 
 
 def _called(trace: Trace, position: int) -> set[str]:
@@ -228,7 +278,8 @@ def _state_of(old: Trace, new: Trace, position: int, statements: Iterable[ast.st
 def _state(old: Trace, new: Trace, position: int) -> Cause | None:
     """What outlives its function and has decided, in a statement or inside of what it calls."""
     atoms = [change for change in deciding(old, new, position) if change[0].is_state]
-    return _first(atoms, position) or _inside(old, new, position)
+    found = _first(atoms, position)
+    return _instead(old, new, position, found) or found or _inside(old, new, position)
 
 
 def _left(old: Trace, new: Trace, position: int, loop: ast.stmt) -> Cause | None:

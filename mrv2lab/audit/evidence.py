@@ -13,7 +13,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
-from mrv2lab.audit.branches import Cause, deciding
+from mrv2lab.audit.branches import Cause, deciding, is_only_given, returned
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import num_owners, pattern, put, storage_of
 from mrv2lab.audit.passes import Pass, Passes
@@ -388,7 +388,12 @@ def _explained(
             ranks = (exact and atom.is_state, at == position and atom.is_state, exact, atom.is_state, True)
             found.append((ranks.index(True), Reason(atom, before, after, at)))
     if found:
-        return min(found, key=lambda item: item[0])[1]
+        rank, reason = min(found, key=lambda item: item[0])
+        if rank != 1 or not is_only_given(new, position, reason.atom.text):
+            return reason
+        within = (Reason(atom, a, b, at) for at, atom, a, b in returned(old, new, position))
+        within = (one for one in within if not all(map(same, one[1:3], reason[1:3])))  # by another way
+        return min(within, key=lambda one: not is_exact(one.old, one.new), default=reason)
     calls = new.lines.positions.inside(position)
     called = (at for at in new.values if at in calls)
     inside = (Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at))

@@ -179,6 +179,10 @@ def _runs(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if issubclass(type(value), FunctionType | BuiltinFunctionType | MethodType):
         yield f"{path}()", getattr(getattr(value, "__func__", value), "__code__", value)
     elif issubclass(type(value), _ARRANGED):
+        if issubclass(type(value), torch.nn.Module) and "forward" not in vars(value):
+            forward = getattr(type(value).forward, "__code__", None)  # its class may get another one
+            if forward is not None and not type(value).__module__.startswith("torch."):
+                yield f"{path}.forward()", forward
         # What TorchScript has in its place is no dict.
         held = dict(value._modules.items()) if issubclass(type(value), torch.nn.Module) else value
         has_keys = issubclass(type(held), dict)

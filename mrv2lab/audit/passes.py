@@ -645,6 +645,8 @@ def settings() -> dict[str, Any]:
         SETTING + "default dtype": torch.get_default_dtype(),
         SETTING + "float32_matmul_precision": torch.get_float32_matmul_precision(),
         SETTING + "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        SETTING + "grad mode": torch.is_grad_enabled(),
+        SETTING + "inference mode": torch.is_inference_mode_enabled(),
         SETTING + "function modes": ", ".join(type(mode).__name__ for mode in function_modes()),
     }
     for device in ("cpu", "cuda"):
@@ -665,7 +667,8 @@ def _is_nameless(path: str) -> bool:
 def _unset(held: Mapping[str, Any], path: str) -> Described | None:
     """Words for a part of an object that is not there: of an attribute, its class may have one."""
     name = path.removesuffix("()")
-    return Described("not set") if {*".["} & {*name} and not {name, f"{name}()"} & held.keys() else None
+    is_part = "." in name or "[" in name
+    return Described("not set") if is_part and not {name, f"{name}()"} & held.keys() else None
 
 
 def is_alike(before: Any, now: Any) -> bool:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from types import MethodType, SimpleNamespace
 
 import pytest
@@ -492,3 +493,57 @@ def test_a_function_of_the_steps_own_that_is_called_like_an_argument_is_left_alo
     """
     told = run(tmp_path, textwrap.dedent(source))
     assert told.exit_code == 1 and "state['n']" in told.output, told.output
+
+
+GIVEN = {  # a helper, how a step asks it, and what is returned: not what it is given
+    "def helper(it): return held['true']": "x * helper(held['it'])",
+    "def helper(it):\n    w = held['true']\n    return w": "x * helper(held['it'])",
+    "def helper(it): return held['true'] if it < 99 else 0.0": "x * helper(it=held['it'])",
+    "def helper(it, most=9): return min(most, held['true'])": "x * helper(held['it'], most=8)",
+    "def helper(it): return held['true']  # ": "(s := helper(held['it'])) * x * s",
+}
+
+
+@pytest.mark.parametrize("helper", GIVEN)
+@pytest.mark.parametrize("is_local", [False, True])
+def test_what_a_helper_returns_comes_before_what_it_is_given(helper, is_local, tmp_path):
+    asked = GIVEN[helper]
+    if is_local:
+        call = asked[asked.index("helper(") : asked.index(")") + 1]
+        asked = f"{asked.replace(call, 's')}" if ":=" not in asked else "x * s"
+        body = f"    s = {call}\n    return {asked}"
+    else:
+        body = f"    return {asked}"
+    file = tmp_path / "step.py"
+    file.write_text(f"{helper}\ndef step():\n{body}\ndef vary():\n    held['it'] += 1; held['true'] += 1.0\n")
+    scope = {"x": torch.ones(4), "held": {"it": 0, "true": 2.0}}
+    exec(compile(file.read_text(), file, "exec"), scope)
+    found = audit(scope["step"], vary=scope["vary"], backend="emulated").findings[0]
+    assert (found.kind, found.subject) == ("frozen-host-value", "held['true']")
+
+
+def test_what_a_helper_is_given_is_named_where_it_decides(tmp_path):
+    file = tmp_path / "step.py"
+    file.write_text(
+        "def helper(it): return 2.0 if it < 1 else held['same']\ndef step(): return x * helper(held['it'])\n"
+    )
+    scope = {"x": torch.ones(4), "held": {"it": 0, "same": 5.0}}
+    exec(compile(file.read_text(), file, "exec"), scope)
+    vary = partial(exec, "held['it'] += 1", scope)
+    found = audit(scope["step"], vary=vary, backend="emulated").findings[0]
+    assert (found.kind, found.subject) == ("frozen-host-value", "held['it']")
+
+
+def test_a_forward_that_a_class_gets_later_is_named():
+    class Norm(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    norm, x = Norm(), torch.ones(4)
+
+    def vary():
+        Norm.forward = lambda self, x: torch.tanh(x)
+        x.add_(1)
+
+    found = audit(lambda: norm(x), vary=vary, backend="emulated").findings[0]
+    assert (found.kind, found.subject) == ("frozen-host-value", "norm.forward")

@@ -136,6 +136,19 @@ def test_a_mode_that_vary_enters_is_named_and_stays_entered():
     assert found[0][:2] == ("frozen-host-value", "torch's function modes")
 
 
+def test_grad_mode_is_named_where_a_step_asks_for_it():
+    x = torch.ones(4)
+    was = torch.is_grad_enabled()
+    try:
+        found = told(
+            lambda: x.clamp(max=0.5) if torch.is_grad_enabled() else x * 4,
+            lambda: (x.add_(1), torch.set_grad_enabled(False)),
+        )
+    finally:
+        torch.set_grad_enabled(was)
+    assert found[0][:2] == ("frozen-host-value", "torch's grad mode")
+
+
 # ---- one value, which no line shows ----
 
 
