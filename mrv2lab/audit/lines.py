@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -174,18 +174,24 @@ class _Call:
     made: Counter[tuple[int, CodeType]] = field(default_factory=Counter)  # what its positions have called
 
 
+Anchor = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+"""Functions that passes go through which are to be compared; mostly there is one."""
+
+
 class Lines:
-    """The lines of one pass, while it is entered. Calls of the `anchor` begin a chain of positions anew, so
+    """The lines of one pass, while it is entered. Calls of an anchor begin a chain of positions anew, so
     that passes which reach it along different ways can be compared."""
 
-    def __init__(self, positions: Positions, anchor: Callable[..., Any] | None = None):
+    def __init__(self, positions: Positions, anchor: Anchor = None):
         self.positions = positions
         self.values: dict[int, tuple[Any, ...]] = {}  # of the atoms at each position; may be exchanged
         self.paused = False  # while a kernel is interpreted, whose lines are device work
-        self.num_passes = 0  # how often the anchor was called
+        self.num_passes = 0  # how often an anchor was called
         self.latest: dict[int, tuple[Any, ...]] = {}  # as `values`, of what ran since then
         self.passed: Callable[[int], object] = nobody  # is told of each position that is left
-        self.anchor = getattr(getattr(anchor, "__func__", anchor), "__code__", None)
+        several = anchor if isinstance(anchor, (list, tuple)) else () if anchor is None else [anchor]
+        codes = (getattr(getattr(one, "__func__", one), "__code__", None) for one in several)
+        self.anchors = [code for code in codes if code is not None]  # few: hashes of code are slow
         self._calls: list[_Call] = []
         self._is_users = functools.cache(is_users)
         self._num_lines = 0
@@ -299,7 +305,7 @@ class Lines:
 
     def _call(self, frame: FrameType) -> None:
         parent = first = 0
-        if frame.f_code == self.anchor:  # of a file that is run anew another object
+        if frame.f_code in self.anchors:  # of a file that is run anew another object
             self.num_passes += 1
             self.latest = {}
         elif self._calls:
@@ -353,7 +359,7 @@ class KnownLines(Lines):
     """The lines of a pass that mostly runs what another one has run. Of the first line that this has not, it
     notes what came before it, and the values there: the branch that leads to it."""
 
-    def __init__(self, positions: Positions, anchor: Callable[..., Any] | None, known: Set[int]):
+    def __init__(self, positions: Positions, anchor: Anchor, known: Set[int]):
         super().__init__(positions, anchor)
         self._known = known
         self._last: tuple[int, FrameType, int] | None = None

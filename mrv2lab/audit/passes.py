@@ -29,7 +29,7 @@ import torch
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Described
 from mrv2lab.audit.glance import Glance
-from mrv2lab.audit.lines import KnownLines, same, users_frame
+from mrv2lab.audit.lines import Anchor, KnownLines, same, users_frame
 from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
@@ -70,8 +70,8 @@ class Engine:
     run: Callable[[], Any]  # the step as the engine runs it, with replays
     eager: Callable[[], Any]  # the same step without a graph, on the same buffers
     vary: Callable[[], Any] = nothing  # changes the inputs in place, as the next step would
-    # a function that captured and eager pass both go through. Lines are compared from there on.
-    anchor: Callable[..., Any] | None = None
+    # what captured and eager pass both go through, a function or several. Lines are compared from there on.
+    anchor: Anchor = None
     replays: bool = True  # whether `run` should replay a graph
     roots: names.Named = field(default_factory=dict)  # objects by name, from which tensors are named
     fresh: Callable[[], Any] = nothing  # state of a fresh step, made before each pass and not looked at

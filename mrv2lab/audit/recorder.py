@@ -8,7 +8,7 @@ pass_.captures                 # what was recorded in each capture, and the grap
 
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import compress
@@ -26,7 +26,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
 from mrv2lab.audit.launches import last_node
-from mrv2lab.audit.lines import Lines, Positions, nobody, users_running
+from mrv2lab.audit.lines import Anchor, Lines, Positions, nobody, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Seen, Shadow, clone, pattern, storage_of, strides
 from mrv2lab.audit.ops import (
     Given,
@@ -116,7 +116,7 @@ class Session:
     """What the passes of one audit share."""
 
     backend: str
-    anchor: Callable[..., Any] | None = None
+    anchor: Anchor = None
     positions: Positions = field(default_factory=Positions)
     uncomputed: dict[int, Capture] = field(default_factory=dict)  # memory of captures, until their replay
     opaque: dict[str, None] = field(default_factory=dict)  # ops that nobody can look into, in order

@@ -103,7 +103,7 @@ class Trace:
     events: list[Event | CapturedGraph] = field(default_factory=list)
     made: dict[Key, list[Made]] = field(default_factory=dict)  # by the event that made them
     random: list[Event] = field(default_factory=list)  # events that drew random numbers
-    # for each pass through the anchor, how many events came before it
+    # for each pass through an anchor, how many events came before it
     first: dict[int, int] = field(default_factory=dict)
     replayed_at: Place | None = None  # the line that replayed a graph last
     # for an event whose tensor lies elsewhere than in the pass it is compared with, names of it
@@ -163,19 +163,19 @@ class Trace:
         return next((at for at in reversed(self.values) if at and positions.parent(at) == ROOT), ROOT)
 
     def last_pass(self) -> "Trace":
-        """What has happened since the anchor was called last; all of it if there is no anchor."""
+        """What has happened since an anchor was called last; all of it if there is none."""
         since = self.first.get(self.lines.num_passes, len(self.events))
         return Trace(self.lines, dict(self.lines.latest), self.events[since:])
 
     def anchored(self) -> "Trace":
-        """What lies in calls of the anchor: what an engine does beside them is no part of the step."""
-        positions, anchor = self.lines.positions, self.lines.anchor
-        if anchor is None:
+        """What lies in calls of an anchor: what an engine does beside them is no part of the step."""
+        positions, anchors = self.lines.positions, self.lines.anchors
+        if not anchors:
             return self
 
         def inside(position: int) -> bool:
             chain = positions.chain(position)
-            return bool(chain) and positions.code(chain[-1]) == anchor
+            return bool(chain) and positions.code(chain[-1]) in anchors
 
         values = {position: values for position, values in self.values.items() if inside(position)}
         return replace(self, values=values, events=[e for e in self.own() if inside(e.key[0])])

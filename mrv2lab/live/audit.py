@@ -19,11 +19,10 @@ from mrv2lab.audit import AuditReport, Engine, EngineAudit, Finding
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
-from mrv2lab.live import v1, v2
+from mrv2lab.live import drafts, v1, v2
 from mrv2lab.live.ranks import Ranks, apart
 from mrv2lab_vllm import see_allocations
 
-AnyStep = v1.Step | v2.Step
 FIRST = "lengths"  # the scenario that goes without saying
 _INSTALLED = re.compile(r"(?<!\S)/\S*?/(?=vllm/)")  # a folder, in words
 
@@ -112,6 +111,7 @@ class Steps:
         self._audit = EngineAudit(engine, backend=self.backend)
         self._audit.capture()
         way_of(runner).watch(self)
+        drafts.watch(self)
         return taken[0]
 
     def pick(self, desc: Any) -> None:
@@ -124,29 +124,30 @@ class Steps:
         """Whether a replay needs no look at its step. It is given a key, or the model where pieces run."""
         return self.scenario is None
 
-    def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
+    def meet(self, kind: v2.Kind, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
         """A step is about to be replayed; whatever is done here leaves what it works on as it was.
 
         Args:
-            prepared: the local variables of `execute_model`.
+            kind: of the step.
+            prepared: what the runner has made for it, like the local variables of `execute_model`.
         """
         key = self.scenario, prepared["batch_desc"]
         if key in self.tried:
             return
         self.tried.add(key)  # also where it fails, for it may be another rank's that does not
         try:
-            self.reports[key] = self.audit(way_of(self.runner).Step(self.runner, prepared, replay))
+            self.reports[key] = self.audit(kind(self.runner, prepared, replay))
         except AuditError as error:
             if not self.rank_name:
                 raise
             self.failed.append(f"{self.rank_name}: {error}")  # others of a pipeline would wait for this step
 
-    def audit(self, step: AnyStep) -> AuditReport:
+    def audit(self, step: v2.Met) -> AuditReport:
         """Compare a step with its eager twin. AuditError: it cannot be."""
         more: dict[str, Any] = {"fresh": step.prepare}
         if self.ranks.group is None:  # peers go on to map what the custom all-reduce has met in a capture
             more["afresh"] = partial(capture, step.eager, backend=self.backend)
-        engine = self._engine(self._name(step.desc), step.run, step.eager, **more)
+        engine = self._engine(self._name(step), step.run, step.eager, **more)
         try:
             return self.ranks.audit(self._audit, engine)
         finally:
@@ -160,6 +161,10 @@ class Steps:
         """Where ranks have not picked the same key: here there is one."""
         return []
 
+    def left_out(self) -> list[str]:
+        """What replays graphs and is not audited, and why."""
+        return [told] if self.runner is not None and (told := drafts.left_out(self.runner)) else []
+
     def why_none(self) -> str:
         """Why there is no report."""
         if self.runner is None:
@@ -168,19 +173,22 @@ class Steps:
         mode = way_of(self.runner).mode(self.runner)
         return f"cudagraph_mode is {mode}, captured: {modes or 'nothing'}; no step served was given a graph"
 
-    def _name(self, desc: Any) -> str:
+    def _name(self, step: v2.Met) -> str:
         """What sets this step apart from the others of the engine."""
+        desc = step.desc
         modes = {other.cg_mode for other in self.captured()}
         adapters = getattr(desc, "num_active_loras", 0)
-        parts = [type(v2.model_of(self.runner)).__name__, f"{desc.num_tokens} tokens"]
+        parts = [type(step.model).__name__, f"{desc.num_tokens} tokens"]
         parts += [desc.cg_mode.name] if len(modes) > 1 else []
         parts += [f"{adapters} active adapters"] if adapters else []
+        parts += [desc.pass_] if isinstance(desc, drafts.Key) else []
         parts += [self.rank_name] if self.rank_name else []
         parts += [f"scenario {self.scenario}"] if self.scenario != FIRST else []
         return ", ".join(parts)
 
     def _engine(self, name: str, run: Callable[[], Any], eager: Callable[[], Any], **more: Any) -> Engine:
-        anchor, roots = type(v2.model_of(self.runner)).forward, {"runner": self.runner}
+        anchor = [type(v2.model_of(self.runner)).forward, *drafts.anchors(self.runner)]
+        roots = {"runner": self.runner}
         return Engine(name, self._capture, run, eager, anchor=anchor, roots=roots, **more)
 
 

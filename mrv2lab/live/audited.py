@@ -235,7 +235,7 @@ def _serve(llm: Any, steps: Steps | Workers, adapters: Sequence[Any], names: Seq
     if not (made := steps.reports):
         raise AuditError(f"no step of this engine was audited: {steps.why_none()}")
     reports = [json.loads(without_places(report).to_json()) for report in made.values()]
-    return {"reports": reports, "left_out": left_out, "apart": steps.apart()}
+    return {"reports": reports, "left_out": left_out + steps.left_out(), "apart": steps.apart()}
 
 
 def main(spec: str) -> None:

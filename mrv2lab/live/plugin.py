@@ -32,8 +32,9 @@ from mrv2lab.audit.names import tensors_of
 from mrv2lab.audit.results import is_off
 from mrv2lab.errors import AuditError, counted
 from mrv2lab.live import patterns
-from mrv2lab.live.audit import FIRST, AnyStep, Steps, way_of, why_not, without_places
+from mrv2lab.live.audit import FIRST, Steps, way_of, why_not, without_places
 from mrv2lab.live.ranks import Ranks, apart
+from mrv2lab.live.v2 import Kind, Met
 
 LOG = logging.getLogger("vllm.mrv2lab")
 COPIES = 12  # of the KV cache in host memory: before and behind each pass of an audit
@@ -111,6 +112,8 @@ class Served(Steps):
                 LOG.warning("nothing is audited: %s", self.why_none())
             elif hasattr(self, "_audit"):
                 LOG.info("%s can be audited; reports: %s", counted(len(self.captured()), "key"), self.file)
+                for told in self.left_out():
+                    LOG.info("%s", told)
                 atexit.register(_end, ref(self))
                 self.scenario = FIRST
                 self._withhold_patterns()
@@ -173,7 +176,7 @@ class Served(Steps):
             self.replays[desc] = number
         return is_early
 
-    def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
+    def meet(self, kind: Kind, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
         """Audit or check a step that is about to be replayed, if its turn has come: that of all ranks."""
         if prepared.get("dummy_run"):
             return
@@ -184,7 +187,7 @@ class Served(Steps):
             return
         why = None
         try:
-            step = way_of(self.runner).Step(self.runner, prepared, replay)
+            step = kind(self.runner, prepared, replay)
             (self._audit_in_full if is_first else self._check)(step)
         except Exception as error:
             why = str(error)
@@ -198,7 +201,7 @@ class Served(Steps):
         is_checked = self.every and key in self.changed
         self.turns[key] = (self.replays[key] // self.every + 1) * self.every if is_checked else inf
 
-    def _audit_in_full(self, step: AnyStep, apart: float | None = None) -> None:
+    def _audit_in_full(self, step: Met, apart: float | None = None) -> None:
         with patterns.given(self._audit.passes.session), kept() as seen:
             report = without_places(self.audit(step))
         # With images a step may write what this one has not: such keys are not checked.
@@ -212,7 +215,7 @@ class Served(Steps):
             LOG.info("audit of %s: nothing found (%s)", report.step, self.totals())
         self._write(step.desc, apart=apart, report=json.loads(report.to_json()))
 
-    def _check(self, step: AnyStep) -> None:
+    def _check(self, step: Met) -> None:
         """Replay the step and run it eagerly, on the same contents; where that is apart, audit it."""
         begin, off, why = time.perf_counter(), 0.0, None
         try:
@@ -236,7 +239,7 @@ class Served(Steps):
         self.num["us"] += int(1e6 * (time.perf_counter() - begin))
         self.num["apart"] += bool(off)
         if any(asked for asked, _ in told):
-            LOG.warning("%s, replay %d: %.2g apart", self._name(step.desc), self.replays[step.desc], off)
+            LOG.warning("%s, replay %d: %.2g apart", self._name(step), self.replays[step.desc], off)
             self._audit_in_full(step, off)
         if self.num["checks"] % TELL_EACH == 0:
             LOG.info("audits go on: %s", self.totals())

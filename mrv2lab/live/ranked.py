@@ -22,6 +22,7 @@ class Extension:
         """What this rank has seen: sizes that have graphs, keys of its steps, reports as JSON and audits
         that failed."""
         return {
+            "left_out": STEPS.left_out(),
             "captured": [(desc.num_reqs, desc.num_tokens) for desc in STEPS.captured()],
             "picked": STEPS.picked,
             "failed": STEPS.failed,

@@ -196,6 +196,10 @@ class Workers:
         """Why steps could not be audited, each with its rank."""
         return [why for one in self._told() for why in one["failed"]]
 
+    def left_out(self) -> list[str]:
+        """What replays graphs and is not audited, and why."""
+        return list(dict.fromkeys(why for one in self._told() for why in one["left_out"]))
+
     def why_none(self) -> str:
         """Why there is no report."""
         return "; ".join(dict.fromkeys(one["why_none"] for one in self._told()))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mrv2lab.errors import AuditError
-from mrv2lab.live.v2 import Meeting, Repeated, require_repeatable, rows
+from mrv2lab.live.v2 import Meeting, Repeated, model_of, require_repeatable, rows
 
 FORWARD, BUILD = "_model_forward", "_build_attention_metadata"
 """Methods of the runner: the first one no other runner has, the second one makes what attention reads."""
@@ -90,7 +90,7 @@ def watch(steps: Meeting) -> None:
         if key.cg_mode != CUDAGraphMode.NONE and not steps.skips(key):
             num_tokens = sys._getframe(1).f_locals[NUM_TOKENS]
             prepared = {"batch_desc": key, "context": context, "again": again, "num_tokens": num_tokens}
-            steps.meet(prepared, run)
+            steps.meet(Step, prepared, run)
         return run()
 
     setattr(runner, BUILD, build_metadata)
@@ -106,7 +106,8 @@ class Step(Repeated):
     """
 
     def __init__(self, runner: Any, prepared: dict[str, Any], forward: Callable[[], Any]):
-        super().__init__(runner)
+        super().__init__(model_of(runner))
+        self.runner = runner
         self.desc, self.context = prepared["batch_desc"], prepared["context"]
         self.again, self.num_tokens = prepared["again"], prepared["num_tokens"]
         self.forward = forward

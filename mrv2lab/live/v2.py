@@ -21,7 +21,7 @@ class Meeting(Protocol):
 
     def skips(self, desc: Any) -> bool: ...
 
-    def meet(self, prepared: dict[str, Any], replay: Callable[[], Any]) -> None: ...
+    def meet(self, kind: "Kind", prepared: dict[str, Any], replay: Callable[[], Any]) -> None: ...
 
     def pick(self, desc: Any) -> None: ...
 
@@ -79,7 +79,7 @@ def _watch(steps: Meeting, name: str) -> None:
     def replay(*args: Any) -> Any:
         if not steps.skips(args[0]):  # a key, or the model where pieces run
             # The local variables of `execute_model` are all that it has prepared.
-            steps.meet(sys._getframe(1).f_locals, partial(original, *args))
+            steps.meet(Step, sys._getframe(1).f_locals, partial(original, *args))
         return original(*args)
 
     setattr(manager, name, replay)
@@ -101,14 +101,33 @@ def _watch_keys(steps: Meeting) -> None:
 _OF_TORCH = {"_parameters", "_buffers", "_modules"}
 
 
+class Met(Protocol):
+    """What can be run more than once: a step, or the pass of a draft."""
+
+    desc: Any  # its key
+    model: Any
+
+    def prepare(self) -> None: ...
+
+    def run(self) -> Any: ...
+
+    def eager(self) -> Any: ...
+
+    def put_back(self) -> None: ...
+
+
+Kind = Callable[[Any, dict[str, Any], Callable[[], Any]], Met]
+"""Makes it of the runner, of what the runner has prepared, and of the call that replays."""
+
+
 class Repeated:
     """A step that is run more than once. What its model sets in attributes as it runs is put back before each
     pass and behind the last one: multimodal ones keep there what a step has used up, like the image tokens of
     a prompt (`visual_token_mask` of `ernie45_vl.py`) or how many rows a buffer has (`qwen3_vl.py`).
     """
 
-    def __init__(self, runner: Any):
-        self.runner, model = runner, model_of(runner)
+    def __init__(self, model: Any):
+        self.model = model
         modules = model.modules() if isinstance(model, torch.nn.Module) else [model]
         self._held = [(vars(one), dict(vars(one))) for one in modules]
 
@@ -133,8 +152,8 @@ class Step(Repeated):
     """
 
     def __init__(self, runner: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
-        super().__init__(runner)
-        self.desc, self.replay = prepared["batch_desc"], replay
+        super().__init__(model_of(runner))
+        self.runner, self.desc, self.replay = runner, prepared["batch_desc"], replay
         self.batch: Any = prepared["input_batch"]
         self.inputs: dict[str, Any] = prepared["model_inputs"]
         self.block_tables, self.slot_mappings = prepared["block_tables"], prepared["slot_mappings"]

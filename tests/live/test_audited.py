@@ -162,9 +162,13 @@ def desc(mode, num_tokens, num_reqs=None, **more):
 
 def test_a_step_is_called_what_sets_it_apart():
     full, piecewise = desc("FULL", 4, 4, num_active_loras=2), desc("PIECEWISE", 4)
-    assert Steps(runner(full), scenario="lengths")._name(full) == "AuditReport, 4 tokens, 2 active adapters"
+
+    def name(steps, desc):
+        return steps._name(SimpleNamespace(desc=desc, model=steps.runner.model))
+
+    assert name(Steps(runner(full), scenario="lengths"), full) == "AuditReport, 4 tokens, 2 active adapters"
     both = Steps(runner(full, piecewise), scenario="prefill")
-    assert both._name(piecewise) == "AuditReport, 4 tokens, PIECEWISE, scenario prefill"
+    assert name(both, piecewise) == "AuditReport, 4 tokens, PIECEWISE, scenario prefill"
 
 
 @pytest.mark.parametrize(
