@@ -186,6 +186,12 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
         return dense.detach().to("cpu", copy=True)
 
 
+def as_bytes(copied: torch.Tensor) -> torch.Tensor:
+    """What a copy holds, in a row. One element counts as contiguous whatever its stride is, and only where
+    that is 1 torch looks at its bytes."""
+    return copied.contiguous().as_strided((copied.numel(),), (1,)).view(torch.uint8)
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """The address at which a tensor's memory begins; 0 if it has none."""
     if type(tensor) is torch.Tensor:  # most are, and each op asks for several

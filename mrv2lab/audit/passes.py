@@ -30,7 +30,7 @@ from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Described
 from mrv2lab.audit.glance import Glance
 from mrv2lab.audit.lines import Anchor, KnownLines, same, users_frame
-from mrv2lab.audit.memory import Saved, Shadow, clone, num_owners, pattern, put, storage_of, strides
+from mrv2lab.audit.memory import Saved, Shadow, as_bytes, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import NO_SIGN, Place
@@ -710,7 +710,7 @@ def draw_again(drawn: Iterable[tuple[Callable[[Any], Any], Any]]) -> None:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    return clone(tensor).contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return as_bytes(clone(tensor)).numpy().tobytes()
 
 
 def _written(*saved: Saved) -> list[Written]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit import names
-from mrv2lab.audit.memory import clone, key_of, pattern, put
+from mrv2lab.audit.memory import as_bytes, clone, key_of, pattern, put
 from mrv2lab.errors import AuditError
 
 TOLERANCE = {
@@ -514,7 +514,8 @@ def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _apart_in_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Which rows of two copies of the same memory do not hold the same."""
-    one, other = (_in_rows(t).contiguous().view(torch.uint8) for t in (a, b))
+    num_rows = len(_in_rows(a))
+    one, other = (as_bytes(t).reshape(num_rows, t.nbytes // max(num_rows, 1)) for t in (a, b))
     if one.shape[1] % 8 == 0:
         one, other = one.view(torch.int64), other.view(torch.int64)
     return (one != other).any(dim=1)

@@ -67,7 +67,7 @@ def left_out(runner: Any) -> str:
 
 def anchors(runner: Any) -> list[Callable[..., Any]]:
     """What passes go through, captured, in pieces or eager."""
-    kind = type(getattr(runner, "speculator", None))
+    kind: Any = type(getattr(runner, "speculator", None))
     if left_out(runner) or not hasattr(kind, "_prefill"):
         return []
     return [kind._prefill, kind._generate_draft, type(runner.speculator.model).forward]

@@ -208,11 +208,12 @@ class Step(Repeated):
 
 
 def rows(output: Any, num_tokens: int) -> Any:
-    """Hidden states of the batch, with auxiliary ones that a draft reads; rows of padding hold whatever they
-    hold."""
-    hidden_states, auxiliary = output if isinstance(output, tuple) else (output, ())
-    real = [each[:num_tokens] for each in (hidden_states, *auxiliary)]
-    return real if auxiliary else real[0]
+    """Hidden states of the batch, with auxiliary ones that a draft reads, or those that it hands on; rows of
+    padding hold whatever they hold."""
+    hidden_states, more = output if isinstance(output, tuple) else (output, ())
+    beside = [more] if isinstance(more, torch.Tensor) else more
+    real = [each[:num_tokens] for each in (hidden_states, *beside)]
+    return real if beside else real[0]
 
 
 def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

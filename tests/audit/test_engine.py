@@ -52,6 +52,18 @@ def test_graphs_are_recorded_once_and_steps_compared_one_by_one(device, backend)
     assert [(f.kind, f.subject) for f in wrong.findings] == [("frozen-host-value", "self.factor")]
 
 
+def test_one_element_of_a_row_is_written_and_compared(device, backend):
+    """It counts as contiguous, whatever its stride is."""
+    scale = Scale(device, backend)
+    scale.out = {n: torch.zeros(n, 3, device=device, dtype=torch.long) for n in (2, 4)}
+    scale.step = lambda n: scale.out[n][:1, 0].copy_((scale.x[:1] * scale.factor).long())
+    made = EngineAudit(scale.engine(2), backend=backend)
+    made.capture()
+    assert made.step(scale.engine(2)).findings == ()
+    scale.factor = 3.0
+    assert made.step(scale.engine(2)).findings
+
+
 def test_notes_are_of_their_own_step(device, backend):
     scale = Scale(device, backend)
     scale.x.zero_()

@@ -43,7 +43,8 @@ class Draft:
         if metadata.plan.last is None:
             metadata.plan.last = self.asked
             self.asked += 1
-        return input_ids + hidden_states * self.scale
+        drafted = input_ids + hidden_states * self.scale
+        return drafted, drafted + 1  # for the sampler, and for the pass that follows
 
     __call__ = forward
 
@@ -156,14 +157,14 @@ class Speculator:
     def _prefill(
         self, num_reqs, num_tokens, attn_metadata, slots, mode=NONE, num_tokens_across_dp=None, mm_inputs=None
     ):
-        drafted = self._run_model(num_tokens, attn_metadata, mode)[:num_reqs]
+        drafted, handed_on = (rows[:num_reqs] for rows in self._run_model(num_tokens, attn_metadata, mode))
         self.draft_tokens[:num_reqs, 0] = drafted
-        self.hidden_states[:num_reqs] = drafted
+        self.hidden_states[:num_reqs] = handed_on
 
     def _generate_draft(self, num_reqs, num_tokens, attn_metadata, slots, num_tokens_across_dp):
-        drafted = self._run_model(num_tokens, attn_metadata, NONE)[:num_reqs]
+        drafted, handed_on = (rows[:num_reqs] for rows in self._run_model(num_tokens, attn_metadata, NONE))
         self.draft_tokens[:num_reqs].index_copy_(1, self.step, drafted[:, None])
-        self.hidden_states[:num_reqs] = drafted  # read by the next pass
+        self.hidden_states[:num_reqs] = handed_on
         self.input_buffers.positions[:num_reqs] += 1
 
 
