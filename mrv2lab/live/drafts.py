@@ -170,15 +170,17 @@ class Draft(Repeated):
         return self._left()
 
     def eager(self) -> Any:
-        """The same pass as the speculator makes it where no graph fits."""
+        """The same pass with no graph, of as many requests as the graph has. Those that are padding are nobody's,
+        and what is done to their rows is the same in both."""
         held, speculator = self.locals, self.speculator
+        num_reqs = self.desc.desc.num_reqs or min(self.desc.num_tokens, speculator.max_num_reqs)
         more = {"num_tokens_across_dp": held["num_tokens_across_dp"]}
         if self.is_first:
             make, slots = speculator._prefill, held["slot_mappings"]
             more["mm_inputs"] = held["mm_inputs"]
         else:
             make, slots = speculator._generate_draft, held["slot_mappings_by_layer"]
-        make(held["num_reqs"], self.desc.num_tokens, self.metadata, slots, **more)
+        make(num_reqs, self.desc.num_tokens, self.metadata, slots, **more)
         return self._left()
 
     def _left(self) -> Any:
