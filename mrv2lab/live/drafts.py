@@ -170,8 +170,8 @@ class Draft(Repeated):
         return self._left()
 
     def eager(self) -> Any:
-        """The same pass with no graph, of as many requests as the graph has: some may be padding, whose rows are
-        nobody's."""
+        """The same pass with no graph, of as many requests as the graph has. Some may be padding, whose rows
+        nobody reads."""
         held, speculator = self.locals, self.speculator
         num_reqs = self.desc.desc.num_reqs or min(self.desc.num_tokens, speculator.max_num_reqs)
         more = {"num_tokens_across_dp": held["num_tokens_across_dp"]}
