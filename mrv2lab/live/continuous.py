@@ -1,0 +1,215 @@
+"""Audits of what transformers' continuous batching captures, inside the process that serves.
+
+Its `ModelRunner` (`generation/continuous_batching/model_runner.py` of transformers 5.17.0 and 5.23.0) makes a
+graph of a batch's forward pass and sampling, when the first batch of a size comes, and replays it for the
+batches of that size that follow: the second one is run both ways here before it is served.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from itertools import cycle, islice
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from mrv2lab.audit import AuditReport, Engine, EngineAudit
+from mrv2lab.errors import AuditError, BadInput
+from mrv2lab.graphs.foreign import observable_graphs
+
+RUNNER = "transformers.generation.continuous_batching.model_runner"
+READ = {
+    "compute_batch": {"model", "batch_data", "graph"},
+    "_capture_graph": {"forward_fn", "compute_stream", "graph"},
+    "_get_forward_fn": {"use_block_table"},
+    "_forward_process_and_sample": {"output_ids"},
+}
+"""Methods of its `ModelRunner`, and their local variables, without which nothing is audited."""
+PROMPT_LENGTHS = (5, 130, 33, 300, 64, 17, 200, 90)  # tokens
+BATCHES = (1, 2, 4, 8)  # requests that are handed over at once
+NUM_TOKENS = 4  # that each request is given
+ROUNDS = 2  # of each batch: in the first its sizes are captured
+
+
+@dataclass
+class Batches:
+    """The batches of a process, of which the first replay of each graph is audited.
+
+    Attributes:
+        reports: one of each graph that was replayed.
+        failed: why graphs could not be audited.
+    """
+
+    backend: str = "cuda"
+    reports: list[AuditReport] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    _captured: dict[int, tuple[Any, EngineAudit]] = field(default_factory=dict)  # by graph, not replayed yet
+
+    def capture_graph(self, original: Callable[..., None]) -> Callable[..., None]:
+        """`_capture_graph`, watched."""
+
+        @wraps(original)
+        def capture_graph(runner: Any, forward_fn: Callable[..., None], stream: Any, *args: Any) -> None:
+            capture = partial(original, runner, forward_fn, stream, *args)
+            audit = EngineAudit(_engine(runner, "capture", capture, _nothing, _nothing), backend=self.backend)
+            audit.capture()
+            graph = runner.inputs_and_outputs.get_graph()
+            self._captured[id(graph)] = graph, audit
+
+        return capture_graph
+
+    def compute_batch(self, original: Callable[..., None]) -> Callable[..., None]:
+        """`compute_batch`, of which the first replay of each graph is audited."""
+
+        @wraps(original)
+        def compute_batch(runner: Any, model: Any, batch_data: dict[str, Any]) -> None:
+            buffers = runner.inputs_and_outputs
+            _, replays = runner._get_forward_fn(use_block_table=buffers.use_block_table)
+            if replays and (graph := buffers.get_graph()) is not None:
+                _, audit = self._captured.pop(id(graph), (None, None))
+                if audit is not None:
+                    self._audit(audit, runner, model, batch_data, graph)
+            original(runner, model, batch_data)
+
+        return compute_batch
+
+    def _audit(
+        self, audit: EngineAudit, runner: Any, model: Any, batch_data: dict[str, Any], graph: Any
+    ) -> None:
+        buffers, given = runner.inputs_and_outputs, dict(batch_data)
+        if runner.supports_logits_to_keep(model):
+            given["logits_to_keep"] = given["logits_indices"]
+        forward_fn, _ = runner._get_forward_fn(use_block_table=buffers.use_block_table)
+        args = buffers.get_cb_kwargs()
+        num_logits = len(given["logits_indices"])
+        drafted = args[-1][:, :num_logits]
+
+        def run() -> torch.Tensor:
+            graph.replay()
+            return drafted  # type: ignore[no-any-return]
+
+        def eager() -> torch.Tensor:
+            forward_fn(model, dict(given), *args)
+            return drafted  # type: ignore[no-any-return]
+
+        name = f"{type(model).__name__}, {given['input_ids'].numel()} tokens"
+        name += "" if buffers.use_block_table else f", {given['read_index'][0].numel()} read"
+        with _on(buffers.compute_stream):
+            try:
+                self.reports.append(audit.step(_engine(runner, name, _nothing, run, eager)))
+            except AuditError as error:
+                self.failed.append(f"{name}: {error}")
+
+
+def _engine(runner: Any, name: str, capture: Any, run: Any, eager: Any) -> Engine:
+    anchor, roots = type(runner)._forward_process_and_sample, {"runner": runner}
+    return Engine(name, capture, run, eager, anchor=anchor, roots=roots)
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextmanager
+def _on(stream: Any) -> Iterator[None]:
+    if stream is None:
+        yield
+        return
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+def lacks(runner: type) -> str:
+    """What a `ModelRunner` of another release has not, in words; empty if it has all."""
+    for name, read in READ.items():
+        if (method := getattr(runner, name, None)) is None:
+            return name
+        code = inspect.unwrap(method).__code__
+        if lost := sorted(read - {*code.co_varnames, *code.co_cellvars}):
+            return f"{', '.join(lost)} in {name}"
+    return ""
+
+
+@contextmanager
+def attached(backend: str = "cuda") -> Iterator[Batches]:
+    """Batches that are served inside are audited.
+
+    Raises:
+        BadInput: transformers is not there, or this release cannot be read.
+    """
+    try:
+        from importlib import import_module
+
+        runner = import_module(RUNNER).ModelRunner
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"continuous batching of transformers is not here: {error}") from error
+    if lost := lacks(runner):
+        raise BadInput(f"continuous batching of this transformers has no {lost}, which an audit reads")
+    batches = Batches(backend)
+    with observable_graphs(), ExitStack() as stack:
+        for name, watched in (
+            ("_capture_graph", batches.capture_graph),
+            ("compute_batch", batches.compute_batch),
+        ):
+            stack.enter_context(patch.object(runner, name, watched(getattr(runner, name))))
+        yield batches
+
+
+def audit_checkpoint(folder: str, options: Sequence[str] = (), attention: str = "sdpa") -> Batches:
+    """Serve prompts of several lengths with a checkpoint on a GPU, each batch twice, and audit the replays.
+
+    Args:
+        folder: of the checkpoint.
+        options: `name=value`, of `ContinuousBatchingConfig`.
+        attention: an attention implementation of transformers.
+
+    Raises:
+        BadInput: transformers is not there, or an option is none of its own.
+        AuditError: no graph was replayed.
+    """
+    given = {"use_cuda_graph": True, "max_memory_percent": 0.1} | dict(map(_option, options))
+    with attached() as batches:
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+        try:
+            config = ContinuousBatchingConfig(**given)
+        except TypeError as error:
+            raise BadInput(f"no option of ContinuousBatchingConfig: {error}") from error
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation=attention)
+        model = model.to("cuda").eval()
+        tokens = GenerationConfig(max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=-1)
+        for number in BATCHES:
+            for turn in range(ROUNDS):
+                prompts = _prompts(number, turn, model.config.vocab_size)
+                model.generate_batch(
+                    prompts,
+                    generation_config=tokens,
+                    continuous_batching_config=config,
+                    persistent_manager=True,
+                )
+    if not batches.reports and not batches.failed:
+        raise AuditError(
+            "no graph was replayed: is use_cuda_graph off, or did each batch have a size of its own?"
+        )
+    return batches
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise BadInput(f"--engine {text}: possible: name=value, of ContinuousBatchingConfig")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _prompts(number: int, turn: int, vocab_size: int) -> list[list[int]]:
+    drawn = torch.Generator().manual_seed(turn)
+    lengths = islice(cycle(PROMPT_LENGTHS), number)
+    return [torch.randint(3, vocab_size, (length,), generator=drawn).tolist() for length in lengths]
