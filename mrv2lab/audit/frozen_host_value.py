@@ -1,11 +1,13 @@
 """frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from enum import Enum
 from itertools import chain, islice, takewhile
 from types import BuiltinFunctionType, CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +28,7 @@ from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.passes import SETTING
 from mrv2lab.audit.report import Finding, Place
-from mrv2lab.audit.trace import Event, TensorArgument, Trace, is_elsewhere
+from mrv2lab.audit.trace import Event, Key, TensorArgument, Trace, is_elsewhere
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
 _RUN = (CodeType, BuiltinFunctionType, Described)
@@ -34,6 +36,17 @@ _PLAIN = (*SCALARS, slice, range, Enum, torch.dtype, torch.device)
 _HOSTS = " value of the host's"
 _LONG = 200  # characters
 ASKED = "differ"
+_MOST_ASKED = 6  # an eager pass for each
+
+
+class Passed(NamedTuple):
+    """A finding about what work was given, and where in the eager pass it is told."""
+
+    at: int
+    finding: Finding
+    key: Key  # of the work
+    label: str | None = None  # of a number that an eager pass can be given instead
+    old: Any = None  # that number, as it was at capture
 
 
 def find(evidence: Evidence) -> Findings:
@@ -44,8 +57,9 @@ def find(evidence: Evidence) -> Findings:
     as of a slice that is left out where it is the whole.
     """
     pairs = list(evidence.pairs())
-    explained = [found for pair in pairs for found in _passed(evidence, *pair)]
-    explained += [*_decided(evidence), *_inside(evidence)]
+    passed = [found for pair in pairs for found in _passed(evidence, *pair)]
+    others = [*_decided(evidence), *_inside(evidence)]
+    explained = [*_in_order(evidence, passed, {one.subject for _, one in others}), *others]
     explained = explained or [found for pair in pairs for found in _unexplained(evidence, *pair)]
     yield from explained
     if evidence.shaped is not None and not explained:
@@ -54,6 +68,25 @@ def find(evidence: Evidence) -> Findings:
         yield evidence.eager.when(event), finding(evidence, reason.cause, then, where)
     elif not explained:
         yield from islice(chain(_reshaped(evidence), _rearranged(evidence), _alone(evidence)), 1)
+
+
+def _in_order(evidence: Evidence, passed: Sequence[Passed], decisive: Set[str]) -> Findings:
+    """Behind all else stand numbers that change nothing by themselves, as bounds do that nothing reaches. It
+    is asked of some, which are not `decisive` otherwise."""
+    held = defaultdict[str, dict[Key, dict[str, Any]]](lambda: defaultdict(dict))
+    for one in passed:
+        if one.label is None:
+            decisive = decisive | {one.finding.subject}
+        else:
+            held[one.finding.subject][one.key][one.label] = one.old
+    asked = [subject for subject in held if subject not in decisive] if evidence.differs else []
+    idle = {subject for subject in asked[:_MOST_ASKED] if evidence.is_idle(held[subject])}
+    if idle == held.keys() | decisive:  # only together, then
+        idle = set()
+    for one in passed:
+        told = replace(one.finding, evidence=f"{one.finding.evidence}; by itself it changes nothing")
+        is_idle, behind = one.finding.subject in idle, len(evidence.eager.values) + 1
+        yield (behind + one.at, told) if is_idle else (one.at, one.finding)
 
 
 def _reshaped(evidence: Evidence) -> Findings:
@@ -173,7 +206,7 @@ def _apart(old: str, new: str) -> tuple[Described, Described]:
     return first, second
 
 
-def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
+def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Iterator[Passed]:
     eager, position = evidence.eager, event.key[0]
     at, where = eager.when(event), eager.place(event)
     for label, old, new in captured.scalars_with(event):
@@ -185,10 +218,14 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
             then = f"; {event.name} got {label}={old!r} at capture, now {new!r}"
             if names and behind is None and (bound := stored_at(eager, *names[-1])):
                 then += f"; bound at {bound}: {bound.source}"
-            yield at, finding(evidence, behind or found.cause, then, where)
+            told = finding(evidence, behind or found.cause, then, where)
+            is_tried = event.sort == "op" and captured.shapes == event.shapes
+            yield Passed(at, told, event.key, label if is_tried else None, old)
     if captured.grid != event.grid and (found := explain(trace, eager, position, None)):
-        yield at, finding(evidence, found.cause, f"; it sizes the grid of {event.name}", where)
-    yield from _chosen(evidence, captured, event, trace)
+        told = finding(evidence, found.cause, f"; it sizes the grid of {event.name}", where)
+        yield Passed(at, told, event.key)
+    for at, told in _chosen(evidence, captured, event, trace):
+        yield Passed(at, told, event.key)
 
 
 def _passed_on(old: Trace, new: Trace, found: Reason) -> list[tuple[int, str]]:

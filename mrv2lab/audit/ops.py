@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -150,6 +151,23 @@ def arguments_of(schema: Schema, args: Any, kwargs: Any) -> tuple[list[tuple[str
         value = args[i] if i < len(args) else kwargs.get(label, default)
         sort_argument(label, value, written, scalars, tensors)
     return scalars, tensors
+
+
+def holding(schema: Schema, args: Any, kwargs: Any, held: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The same arguments, with other host values where labels of `arguments_of` are held."""
+    args, kwargs = list(args), dict(kwargs)
+    for i, (label, _, _) in enumerate(schema.parameters):
+        if i < len(args):
+            args[i] = _held(label, args[i], held)
+        elif label in kwargs or label in held:
+            kwargs[label] = _held(label, kwargs.get(label), held)
+    return args, kwargs
+
+
+def _held(label: str, value: Any, held: Mapping[str, Any]) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_held(f"{label}[{i}]", item, held) for i, item in enumerate(value))
+    return held.get(label, value)
 
 
 def sort_argument(label: str, value: Any, written: bool, scalars: Any, tensors: Any) -> None:

@@ -35,7 +35,7 @@ from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import NO_SIGN, Place
 from mrv2lab.audit.results import Results, Written, closed, lost, mark, returned, values
-from mrv2lab.audit.trace import Trace
+from mrv2lab.audit.trace import Key, Trace
 from mrv2lab.audit.writers import UnwrittenIndex
 from mrv2lab.errors import AuditError, BadInput, CaptureError, HostSyncError, Mrv2labError
 from mrv2lab.graphs import CapturedGraph
@@ -439,18 +439,19 @@ class Passes:
         passed: Callable[[Recorder, int], None] | None = None,
         nudged: Set[torch.dtype] = frozenset(),
         by_some: bool = False,
+        held: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
     ) -> Pass:
         """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`.
 
         `passed` is told of each position that the pass leaves. What small inputs and ops
-        hold of the types `nudged` is moved by one ulp, or `by_some`.
+        hold of the types `nudged` is moved by one ulp, or `by_some`. Ops of `held` get other numbers.
         """
         self._fresh()
         began = self._began()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): deepcopy(shadow) for tensor, shadow in kept_so_far}
         recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
-        recorder.by_some, recorder.are_checked = by_some, self._may_run_out
+        recorder.by_some, recorder.are_checked, recorder.held = by_some, self._may_run_out, held
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
@@ -507,6 +508,8 @@ class Passes:
             copies = {path: clone(t) for path, t in left().items()} if is_result else {}
         written = _written(*saved, recorder.saved)
         results = Results(made, written, values(result), copies, closed(result), again)
+        if not self.engine.is_one:
+            results.lie_in |= {storage_of(tensor) for _, tensor in names.tensors_of(result)}
         return Pass(recorder, results, self.plain())
 
     def _real(self, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ pass_.captures                 # what was recorded in each capture, and the grap
 
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import compress
@@ -36,13 +36,14 @@ from mrv2lab.audit.ops import (
     beyond,
     draws,
     few_values,
+    holding,
     schema_of,
     sort_argument,
 )
 from mrv2lab.audit.order import HostReads, Order, Ordering, patched
 from mrv2lab.audit.report import Place
 from mrv2lab.audit.results import nudge
-from mrv2lab.audit.trace import Event, Made, TensorArgument, Trace
+from mrv2lab.audit.trace import Event, Key, Made, TensorArgument, Trace
 from mrv2lab.audit.writers import Writers
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph, device_of, streams
@@ -192,6 +193,7 @@ class Recorder(CaptureObserver):
         lines = Lines(self.session.positions, self.session.anchor)
         self.are_checked = False  # whether indices are looked at before they are used
         self.has_looked_inside = False  # of ops that Python implements
+        self.held: Mapping[Key, Mapping[str, Any]] = {}  # host values that ops get instead of their own
         self.trace = Trace(lines, lines.values)  # what Python issues; of a capture under way, in it
         self.captures: list[Capture] = []  # those that have ended
         # what `empty` handed out, captures left out, with who has written it
@@ -327,6 +329,8 @@ class Recorder(CaptureObserver):
                 self._refuse_uncomputed(event, tensors)
         if schema.sort == "op":
             self._before_work(event, tensors, schema.indexes, schema)
+        if event.key in self.held:
+            args, kwargs = holding(schema, args, kwargs, self.held[event.key])
         result = func(*args, **kwargs)
         if schema.sort != "view":
             leaves = [result] if isinstance(result, torch.Tensor) else tensors_in(result)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit import names
-from mrv2lab.audit.memory import as_bytes, clone, key_of, pattern, put
+from mrv2lab.audit.memory import as_bytes, clone, key_of, pattern, put, storage_of
 from mrv2lab.errors import AuditError
 
 TOLERANCE = {
@@ -58,6 +58,7 @@ class Results:
     left: dict[str, torch.Tensor] = field(default_factory=dict)
     closed: Sequence[str] = ()  # what it returned that cannot be looked into
     again: Mapping[str, str] = field(default_factory=dict)  # where an object came again: its path at first
+    lie_in: set[int] = field(default_factory=set)  # memory that what an engine returned is a part of
 
     def know(self, *others: "Results") -> None:
         """What others have by a path of their own, and this one as part of an object that came again, has
@@ -477,9 +478,12 @@ class Comparison:
             seen = {key_of(written.tensor) for written in eager.written}
             beside = [written for written in run.written if key_of(written.tensor) not in seen]
             others = [w for w in beside if self.name_of(w.tensor) or not self.is_scratch(w.tensor)]
-        tensors = [written.tensor for written in (*eager.written, *others)]
-        references = [w.after for w in eager.written] + holding(eager.written, [w.tensor for w in others])
-        before = [written.before for written in (*eager.written, *others)]
+        # What an engine does not return of memory of which it returns a part is padding.
+        both = eager.lie_in & run.lie_in
+        theirs = [written for written in eager.written if storage_of(written.tensor) not in both]
+        tensors = [written.tensor for written in (*theirs, *others)]
+        references = [w.after for w in theirs] + holding(theirs, [w.tensor for w in others])
+        before = [written.before for written in (*theirs, *others)]
         twins = {key_of(written.tensor): written.after for written in again.written}
         for tensor, *held in zip(tensors, holding(run.written, tensors), references, before, strict=True):
             key = key_of(tensor)
