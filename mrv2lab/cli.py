@@ -464,6 +464,30 @@ def audit_model(
     _audit_engines([job], json, save, fails_on_findings=True)
 
 
+@audit.command("transformers")
+def audit_transformers(
+    folder: Annotated[str, typer.Argument(help="of a checkpoint")],
+    engine: Annotated[
+        list[str] | None, typer.Option(help="name=value, as of ContinuousBatchingConfig")
+    ] = None,
+    attention: Annotated[str, typer.Option(help="an attention implementation of transformers")] = "sdpa",
+    json: Json = False,
+) -> None:
+    """Audit what transformers' continuous batching captures, on a GPU."""
+    from mrv2lab.live import continuous
+    from mrv2lab.live.rung import missing_gpus
+
+    if lacks := missing_gpus(1):
+        raise BadInput(f"continuous batching makes its graphs on a GPU, and this machine lacks {lacks[0]}")
+    batches = continuous.audit_checkpoint(folder, engine or [], attention)
+    for report in batches.reports:
+        typer.echo(report.to_json() if json else str(report), nl=not json)
+    for told in batches.failed:
+        err.print(f"not audited: {told}")
+    has_findings = any(report.findings for report in batches.reports)
+    raise typer.Exit(1 if has_findings else 2 if batches.failed else 0)
+
+
 @audit.command("vllm")
 def audit_vllm(
     case: Annotated[list[str], typer.Argument(help="of `mrv2lab list`", autocompletion=catalogue.entries)],

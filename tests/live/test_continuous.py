@@ -1,0 +1,207 @@
+"""Audits of continuous batching, without a GPU: a `ModelRunner` of its shape on the emulator."""
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mrv2lab.cli import app
+from mrv2lab.errors import BadInput
+from mrv2lab.graphs import capture
+from mrv2lab.live import continuous
+from mrv2lab.live.continuous import Batches
+
+VOCAB = 16
+
+
+class Model:
+    """Looks a token up, and scales."""
+
+    def __init__(self):
+        self.table = torch.eye(VOCAB).roll(1, 1)  # the token that follows
+        self.scale = 2.0
+
+    def __call__(self, input_ids, **more):
+        return SimpleNamespace(logits=self.table[input_ids] * self.scale)
+
+
+class Buffers:
+    """`ContinuousBatchingIOs`."""
+
+    compute_stream, use_block_table = None, False
+
+    def __init__(self):
+        self.input_ids, self.output_ids = torch.zeros(2, 1, 8, dtype=torch.long)
+        self.logits_indices = torch.zeros(1, dtype=torch.long)
+        self.cache, self.graphs, self.size = torch.zeros(8, VOCAB), {}, 0
+
+    def get_cb_kwargs(self):
+        return self.input_ids, self.output_ids, self.output_ids
+
+    def get_graph(self):
+        return self.graphs.get(self.size)
+
+    def set_graph(self, graph):
+        self.graphs[self.size] = graph
+
+
+class Runner:
+    """`ModelRunner`: what is captured also writes the cache."""
+
+    def __init__(self, replays=True):
+        self.inputs_and_outputs, self.replays, self.made = Buffers(), replays, []
+
+    def supports_logits_to_keep(self, model):
+        return True
+
+    def _get_forward_fn(self, use_block_table):
+        return self._forward_process_and_sample, self.replays
+
+    def compute_batch(self, model, batch_data):
+        args = self.inputs_and_outputs.get_cb_kwargs()
+        batch_data["logits_to_keep"] = batch_data["logits_indices"]
+        forward_fn, replays = self._get_forward_fn(self.inputs_and_outputs.use_block_table)
+        graph = self.inputs_and_outputs.get_graph() if replays else None
+        if graph is not None:
+            graph.replay()
+        elif replays:
+            self._capture_graph(forward_fn, None, model, batch_data, *args)
+        else:
+            forward_fn(model, batch_data, *args)
+
+    def _capture_graph(self, forward_fn, compute_stream, *args):
+        forward_fn(*args)
+        graph = capture(lambda: forward_fn(*args), backend="emulated")
+        self.inputs_and_outputs.set_graph(graph)
+
+    def _forward_process_and_sample(self, model, batch_data, carry_over_ids, prev_output_ids, output_ids):
+        logits = model(**batch_data).logits[0]
+        self.inputs_and_outputs.cache[: len(logits)] = logits
+        tokens = logits[batch_data["logits_to_keep"]].argmax(-1)
+        output_ids[0, : len(tokens)].copy_(tokens)
+
+    def serve(self, model, prompt):
+        buffers = self.inputs_and_outputs
+        buffers.size = size = len(prompt)
+        buffers.input_ids[0, :size] = torch.tensor(prompt)
+        buffers.logits_indices.fill_(size - 1)
+        batch = {"input_ids": buffers.input_ids[:, :size], "logits_indices": buffers.logits_indices}
+        batch["read_index"] = [torch.zeros(0)]
+        self.compute_batch(model, batch)
+        return buffers.output_ids[0, :1].tolist()
+
+
+@pytest.fixture
+def watched():
+    """A class of such runners whose batches are audited, and the audits."""
+    batches = Batches("emulated")
+    told = {
+        "_capture_graph": batches.capture_graph(Runner._capture_graph),
+        "compute_batch": batches.compute_batch(Runner.compute_batch),
+    }
+    return type("Watched", (Runner,), told), batches
+
+
+PROMPTS = [[1, 2], [3, 4], [5, 6, 7], [8, 9], [1, 3, 5]]
+
+
+def test_the_first_replay_of_each_graph_is_audited_and_tokens_stay(watched):
+    cls, batches = watched
+    model, alone, runner = Model(), Runner(), cls()
+    made = [runner.serve(model, prompt) for prompt in PROMPTS]
+    assert made == [alone.serve(model, prompt) for prompt in PROMPTS] == [[3], [5], [8], [10], [6]]
+    assert [report.step for report in batches.reports] == [
+        "Model, 2 tokens, 0 read",
+        "Model, 3 tokens, 0 read",
+    ]
+    assert [report.findings for report in batches.reports] == [(), ()] and not batches.failed
+
+
+def test_a_number_that_froze_is_named(watched):
+    cls, batches = watched
+    model, runner = Model(), cls()
+    runner.serve(model, [1, 2])
+    model.scale = -3.0  # then another token follows
+    assert runner.serve(model, [3, 4]) == [5]  # the graph's, as without an audit
+    (report,) = batches.reports
+    (finding, *_) = report.findings
+    assert (finding.kind, finding.subject) == ("frozen-host-value", "self.scale")
+
+
+def test_what_cannot_be_audited_is_told_and_served(watched):
+    cls, batches = watched
+    model, runner = Model(), cls()
+    runner.serve(model, [1, 2])
+    model.table = None  # no eager pass can be made
+    assert runner.serve(model, [3, 4]) == [5]
+    assert not batches.reports and "2 tokens" in batches.failed[0]
+
+
+def test_a_runner_that_replays_nothing_is_left_alone(watched):
+    cls, batches = watched
+    runner = cls(replays=False)
+    assert [runner.serve(Model(), prompt) for prompt in PROMPTS[:2]] == [[3], [5]]
+    assert not batches.reports and not batches.failed
+
+
+def test_a_runner_of_another_release_is_told():
+    class Other(Runner):
+        def compute_batch(self, model, data):
+            graph = model
+            return graph
+
+    assert continuous.lacks(Runner) == ""
+    assert continuous.lacks(Other) == "batch_data in compute_batch"
+    assert continuous.lacks(type("None", (), {})) == "compute_batch"
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="make source installs transformers")
+def test_the_runner_of_the_installed_transformers_can_be_read():
+    from transformers.generation.continuous_batching.model_runner import ModelRunner
+
+    assert continuous.lacks(ModelRunner) == ""
+
+
+def test_without_transformers_that_is_told(monkeypatch):
+    monkeypatch.setattr(continuous, "RUNNER", "transformers_of_nobody")
+    with (
+        pytest.raises(BadInput, match="continuous batching of transformers is not here"),
+        continuous.attached(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("option", "made"), [("a=1", ("a", 1)), ("a=true", ("a", True)), ("a=fifo", ("a", "fifo"))]
+)
+def test_options_are_values_or_texts(option, made):
+    assert continuous._option(option) == made
+    with pytest.raises(BadInput, match="name=value"):
+        continuous._option("a")
+
+
+def test_each_round_serves_other_tokens_of_the_same_lengths():
+    one, two = (continuous._prompts(3, turn, 100) for turn in (0, 1))
+    assert list(map(len, one)) == list(map(len, two)) == [5, 130, 33] and one != two
+
+
+def test_the_command_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    told = CliRunner().invoke(app, ["audit", "transformers", "folder"])
+    assert told.exit_code == 2 and "an NVIDIA GPU" in told.output
+
+
+@pytest.mark.parametrize("failed", [[], ["Model, 2 tokens: it raised"]])
+def test_the_command_prints_reports_and_fails_on_what_could_not_be_audited(failed, monkeypatch, watched):
+    cls, batches = watched
+    runner, model = cls(), Model()
+    for prompt in PROMPTS[:2]:
+        runner.serve(model, prompt)
+    batches.failed += failed
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(continuous, "audit_checkpoint", lambda *args: batches)
+    told = CliRunner().invoke(app, ["audit", "transformers", "folder"])
+    assert told.exit_code == len(failed) * 2
+    assert "audit of Model, 2 tokens, 0 read" in told.output and all(one in told.output for one in failed)
