@@ -473,7 +473,7 @@ def audit_transformers(
     attention: Annotated[str, typer.Option(help="an attention implementation of transformers")] = "sdpa",
     json: Json = False,
 ) -> None:
-    """Audit what transformers' continuous batching captures, on a GPU."""
+    """Audit graphs of transformers' continuous batching, on a GPU."""
     from mrv2lab.live import continuous
     from mrv2lab.live.rung import missing_gpus
 
