@@ -181,7 +181,7 @@ class Steps:
         parts = [type(step.model).__name__, f"{desc.num_tokens} tokens"]
         parts += [desc.cg_mode.name] if len(modes) > 1 else []
         parts += [f"{adapters} active adapters"] if adapters else []
-        parts += [desc.pass_] if isinstance(desc, drafts.Key) else []
+        parts += [f"drafted token {desc.token}"] if isinstance(desc, drafts.Key) else []
         parts += [self.rank_name] if self.rank_name else []
         parts += [f"scenario {self.scenario}"] if self.scenario != FIRST else []
         return ", ".join(parts)

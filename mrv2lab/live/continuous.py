@@ -1,8 +1,8 @@
 """Audits of what transformers' continuous batching captures, inside the process that serves.
 
 Its `ModelRunner` (`generation/continuous_batching/model_runner.py` of transformers 5.17.0 and 5.23.0) makes a
-graph of a batch's forward pass and sampling, when the first batch of a size comes, and replays it for the
-batches of that size that follow: the second one is run both ways here before it is served.
+graph of a batch's forward pass and sampling, in a warm-up or when the first batch of a size comes. Batches of
+that size replay it: the first of these is run both ways here before it is served.
 """
 
 import inspect
@@ -56,7 +56,13 @@ class Batches:
         def capture_graph(runner: Any, forward_fn: Callable[..., None], stream: Any, *args: Any) -> None:
             capture = partial(original, runner, forward_fn, stream, *args)
             audit = EngineAudit(_engine(runner, "capture", capture, _nothing, _nothing), backend=self.backend)
-            audit.capture()
+            try:
+                audit.capture()
+            except AuditError as error:
+                self.failed.append(f"a capture: {error}")
+                if runner.inputs_and_outputs.get_graph() is None:
+                    capture()
+                return
             graph = runner.inputs_and_outputs.get_graph()
             self._captured[id(graph)] = graph, audit
 
@@ -85,16 +91,15 @@ class Batches:
             given["logits_to_keep"] = given["logits_indices"]
         forward_fn, _ = runner._get_forward_fn(use_block_table=buffers.use_block_table)
         args = buffers.get_cb_kwargs()
-        num_logits = len(given["logits_indices"])
-        drafted = args[-1][:, :num_logits]
+        made = _made(buffers, args[-1])
 
-        def run() -> torch.Tensor:
+        def run() -> Any:
             graph.replay()
-            return drafted  # type: ignore[no-any-return]
+            return made
 
-        def eager() -> torch.Tensor:
+        def eager() -> Any:
             forward_fn(model, dict(given), *args)
-            return drafted  # type: ignore[no-any-return]
+            return made
 
         name = f"{type(model).__name__}, {given['input_ids'].numel()} tokens"
         name += "" if buffers.use_block_table else f", {given['read_index'][0].numel()} read"
@@ -103,6 +108,15 @@ class Batches:
                 self.reports.append(audit.step(_engine(runner, name, _nothing, run, eager)))
             except AuditError as error:
                 self.failed.append(f"{name}: {error}")
+
+
+def _made(buffers: Any, output_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What is read of a batch: tokens, and log-probabilities where they are asked for, with their bits in a
+    row of integers. Behind the requests that are real there is padding."""
+    pairs = getattr(buffers, "io_pairs", None)  # of async batching
+    io = buffers if pairs is None else pairs[buffers.current_pair].device_io
+    made = dict(zip(("tokens", "logprobs"), output_ids[:, : io.num_request_in_batch], strict=False))
+    return {name: row if name == "tokens" else row.view(torch.float32) for name, row in made.items()}
 
 
 def _engine(runner: Any, name: str, capture: Any, run: Any, eager: Any) -> Engine:
@@ -172,7 +186,8 @@ def audit_checkpoint(folder: str, options: Sequence[str] = (), attention: str = 
         BadInput: transformers is not there, or an option is none of its own.
         AuditError: no graph was replayed.
     """
-    given = {"use_cuda_graph": True, "max_memory_percent": 0.1} | dict(map(_option, options))
+    given = {"use_cuda_graph": True, "max_memory_percent": 0.1, "auto_switch_to_flash": False}
+    given |= dict(map(_option, options))
     with attached() as batches:
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 

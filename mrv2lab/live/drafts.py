@@ -1,9 +1,9 @@
 """Drafts of Model Runner V2 that a model of their own makes, as audits meet them: Eagle, MTP.
 
-The first token of each draft comes of a pass over the tokens of the step, with the attention metadata that
-the target model has had, and each later one of a pass over one token a request
-(`v1/worker/gpu/spec_decode/autoregressive/speculator.py` of vLLM 0.23.0 to 0.28.0, later
-`target_dependent_ar/`). Each of the two passes has a manager of graphs of its own.
+The first token of each draft comes of a pass over the tokens of the step, with the attention metadata of the
+target model, and each further one of a pass over one token a request
+(`v1/worker/gpu/spec_decode/autoregressive/speculator.py` of vLLM 0.23.0 to 0.31.0, `target_dependent_ar/` of
+0.32.0 and 0.33.0). Each of the two kinds of passes has a manager of graphs of its own.
 """
 
 import inspect
@@ -17,28 +17,29 @@ from typing import Any, NamedTuple
 
 from mrv2lab.errors import AuditError
 from mrv2lab.live import v1
-from mrv2lab.live.v2 import Meeting, Repeated
+from mrv2lab.live.v2 import Meeting, Repeated, known
 
-MANAGERS = {
-    "prefill_cudagraph_manager": "first drafted token",
-    "decode_cudagraph_manager": "later drafted tokens",
-}
+MANAGERS = "prefill_cudagraph_manager", "decode_cudagraph_manager"
 READ = {
     "propose": {
         "num_reqs", "attn_metadata", "slot_mappings", "num_tokens_across_dp", "mm_inputs", "dummy_run",
         "input_batch",
     },
-    "_multi_step_decode": {"num_reqs", "attn_metadata", "slot_mappings_by_layer", "num_tokens_across_dp"},
+    "_multi_step_decode": {
+        "num_reqs", "attn_metadata", "slot_mappings_by_layer", "num_tokens_across_dp", "step",
+    },
     "_prefill": set[str](),
     "_generate_draft": set[str](),
 }  # fmt: skip
 """Methods of a speculator that a `Draft` needs, and their local variables that it reads."""
+FUSED = "use_fused_multi_step_decode", "supports_decode_metadata_update"
+"""Attributes by which one graph makes all further tokens: of 0.28.0 to 0.31.0, and of later ones."""
 
 
 class Key(NamedTuple):
-    """What the graph of a draft is chosen by."""
+    """What the graph of a draft is chosen by, and which of its tokens comes of this pass, from 1 on."""
 
-    pass_: str
+    token: int
     cg_mode: Any
     desc: Any  # `BatchExecutionDescriptor`, or of pieces vLLM's `BatchDescriptor`
 
@@ -48,56 +49,87 @@ class Key(NamedTuple):
 
 
 def left_out(runner: Any) -> str:
-    """Why drafts that this runner makes are not audited; empty if they are, or if there are none."""
+    """Which drafts with graphs that this runner makes are not audited, and why; empty if all are."""
+    speculator = getattr(runner, "speculator", None)
+    if (why := _why_none(runner)) or not any(getattr(speculator, name, False) for name in FUSED):
+        return why
+    return "of drafts the first token alone is audited: one graph makes all others"
+
+
+def _why_none(runner: Any) -> str:
+    """Why none of its drafts are audited, if there are any with graphs."""
     if hasattr(getattr(runner, "drafter", None), "cudagraph_dispatcher"):
         return f"drafts of {type(runner.drafter).__name__} are not audited: the V1 runner makes them"
     speculator = getattr(runner, "speculator", None)
     if speculator is None or not any(hasattr(one, "run_fullgraph") for one in vars(speculator).values()):
         return ""
-    kind = type(speculator)
-    told = f"drafts of {kind.__name__} are not audited: it has no "
+    if lost := _lacks(type(speculator)):
+        return f"drafts of {type(speculator).__name__} are not audited: it has no {lost}"
+    if getattr(runner.vllm_config.parallel_config, "tensor_parallel_size", 1) > 1:
+        return "drafts are not audited on several ranks, which do not compare the keys of drafts"
+    return ""
+
+
+def _lacks(kind: type) -> str:
+    """What a speculator of another kind, or of another release, has not; empty if it has all."""
     for name, read in READ.items():
         if (method := getattr(kind, name, None)) is None:
-            return told + name
+            return name
         code = inspect.unwrap(method).__code__  # it is decorated
         if lost := sorted(read - {*code.co_varnames, *code.co_cellvars}):
-            return told + f"{', '.join(lost)} in {name}"
+            return f"{', '.join(lost)} in {name}"
+    for name in "_prefill", "_generate_draft":
+        method = getattr(kind, name)
+        try:
+            inspect.signature(method).bind(None, 0, 0, None, None, **known(method, dict.fromkeys(_MORE)))
+        except TypeError as error:
+            return f"{name} that can be called so ({error})"
     return ""
+
+
+_MORE = "num_tokens_across_dp", "cudagraph_runtime_mode", "mm_inputs", "num_speculative_steps"
+"""Arguments of a pass beside requests, tokens, metadata and slots, where a release has them."""
+
+
+def _audited(runner: Any) -> Any:
+    """The speculator whose passes are audited, if there is one."""
+    speculator = getattr(runner, "speculator", None)
+    has_graphs = any(getattr(speculator, name, None) is not None for name in MANAGERS)
+    return speculator if has_graphs and not _why_none(runner) else None
 
 
 def anchors(runner: Any) -> list[Callable[..., Any]]:
     """What passes go through, captured, in pieces or eager."""
-    kind: Any = type(getattr(runner, "speculator", None))
-    if left_out(runner) or not hasattr(kind, "_prefill"):
+    if (one := _audited(runner)) is None:
         return []
-    return [kind._prefill, kind._generate_draft, type(runner.speculator.model).forward]
+    return [type(one)._prefill, type(one)._generate_draft, type(one.model).forward]
 
 
 def watch(steps: Meeting) -> None:
     """Have each pass met of which the runner is about to replay a graph, if its drafts can be audited."""
-    speculator = getattr(steps.runner, "speculator", None)
-    if speculator is None or left_out(steps.runner):
+    if (speculator := _audited(steps.runner)) is None:
         return
-    for name, pass_ in MANAGERS.items():
-        if (manager := getattr(speculator, name, None)) is not None:
-            _watch_graph(steps, manager, pass_)
-            _watch_pieces(steps, manager, pass_)
+    for manager in filter(None, (getattr(speculator, name, None) for name in MANAGERS)):
+        _watch_graph(steps, manager)
+        _watch_pieces(steps, manager)
 
 
-def _watch_graph(steps: Meeting, manager: Any, pass_: str) -> None:
+def _watch_graph(steps: Meeting, manager: Any) -> None:
     original = manager.run_fullgraph
 
     def replay(desc: Any) -> Any:
-        frame, key = sys._getframe(1), Key(pass_, desc.cg_mode, desc)
-        if frame.f_code.co_name in READ and not steps.skips(key):
-            prepared = {"batch_desc": key, "frame": frame, "dummy_run": _proposed(frame)["dummy_run"]}
-            steps.meet(Draft, prepared, partial(original, desc))
+        frame = sys._getframe(1)
+        if frame.f_code.co_name in READ:
+            key = Key(frame.f_locals.get("step", 0) + 1, desc.cg_mode, desc)
+            if not steps.skips(key):
+                prepared = {"batch_desc": key, "frame": frame, "dummy_run": _proposed(frame)["dummy_run"]}
+                steps.meet(Draft, prepared, partial(original, desc))
         return original(desc)
 
     manager.run_fullgraph = replay
 
 
-def _watch_pieces(steps: Meeting, manager: Any, pass_: str) -> None:
+def _watch_pieces(steps: Meeting, manager: Any) -> None:
     original = manager.run_pw_graph
 
     def replay(model: Any, inputs: dict[str, Any]) -> Any:
@@ -109,7 +141,7 @@ def _watch_pieces(steps: Meeting, manager: Any, pass_: str) -> None:
             return model(**inputs) if is_eager else original(model, inputs)
 
         context = get_forward_context()
-        key = Key(pass_, context.cudagraph_runtime_mode, context.batch_descriptor)
+        key = Key(1, context.cudagraph_runtime_mode, context.batch_descriptor)
         if not steps.skips(key):
             told = _proposed(sys._getframe(1))
             prepared = {"batch_desc": key, "context": context, "dummy_run": told["dummy_run"]}
@@ -129,17 +161,18 @@ def _proposed(frame: FrameType | None) -> dict[str, Any]:
 
 
 class Pieces(v1.Step):
-    """A pass that is replayed in pieces, inside the forward context that the speculator has set."""
+    """The model of a first pass, replayed in pieces inside the forward context that the speculator has set.
+    What makes a token of it runs eagerly."""
 
     def __init__(self, runner: Any, prepared: dict[str, Any], forward: Callable[[], Any]):
         super().__init__(runner, prepared | {"again": None}, forward)
         Repeated.__init__(self, runner.speculator.model)
-        self.unused = _apart(self.context.attn_metadata, {})
+        self.as_met = _apart(self.context.attn_metadata, {})
 
     def prepare(self) -> None:
-        """Attention metadata that nobody has used."""
+        """Attention metadata as it is now: no pass of an audit has used it."""
         self.put_back()
-        self.metadata = _apart(self.unused, {})
+        self.metadata = _apart(self.as_met, {})
 
 
 class Draft(Repeated):
@@ -155,14 +188,13 @@ class Draft(Repeated):
         self.desc, self.replay = prepared["batch_desc"], replay
         frame: FrameType = prepared["frame"]
         self.locals = dict(frame.f_locals)
-        self.is_first = frame.f_code.co_name == "propose"
-        # What nobody has used yet: a plan may be made by the first pass that needs it.
-        self.unused = _apart(self.locals["attn_metadata"], {})
+        # A lazy plan is made by the first pass that needs it: of the first token, mostly the target's own.
+        self.as_met = _apart(self.locals["attn_metadata"], {})
 
     def prepare(self) -> None:
-        """Attention metadata that nobody has used."""
+        """Attention metadata as it is now: no pass of an audit has used it."""
         self.put_back()
-        self.metadata = _apart(self.unused, {})
+        self.metadata = _apart(self.as_met, {})
 
     def run(self) -> Any:
         """As the speculator does."""
@@ -170,17 +202,17 @@ class Draft(Repeated):
         return self._left()
 
     def eager(self) -> Any:
-        """The same pass with no graph, of as many requests as the graph has. Some may be padding, whose rows
-        nobody reads."""
+        """The same pass with no graph, of as many requests as the graph has, where vLLM takes the real ones:
+        neither what rows of padding do to others nor a number of requests that froze can show."""
+        from vllm.config import CUDAGraphMode
+
         held, speculator = self.locals, self.speculator
         num_reqs = self.desc.desc.num_reqs or min(self.desc.num_tokens, speculator.max_num_reqs)
-        more = {"num_tokens_across_dp": held["num_tokens_across_dp"]}
-        if self.is_first:
-            make, slots = speculator._prefill, held["slot_mappings"]
-            more["mm_inputs"] = held["mm_inputs"]
-        else:
-            make, slots = speculator._generate_draft, held["slot_mappings_by_layer"]
-        make(num_reqs, self.desc.num_tokens, self.metadata, slots, **more)
+        is_first = self.desc.token == 1
+        make = speculator._prefill if is_first else speculator._generate_draft
+        slots = held["slot_mappings" if is_first else "slot_mappings_by_layer"]
+        more = {name: held.get(name) for name in _MORE} | {"cudagraph_runtime_mode": CUDAGraphMode.NONE}
+        make(num_reqs, self.desc.num_tokens, self.metadata, slots, **known(make, more))
         return self._left()
 
     def _left(self) -> Any:
@@ -192,18 +224,19 @@ class Draft(Repeated):
         return {name: memory[rows] for name, memory in zip(names, left, strict=True)}
 
 
-def _apart(one: Any, known: dict[int, Any]) -> Any:
+def _apart(one: Any, made: dict[int, Any]) -> Any:
     """Copies of the dataclasses and containers in it, each once; all else is shared, tensors too."""
-    if id(one) in known:
-        return known[id(one)]
+    if id(one) in made:
+        return made[id(one)]
     if isinstance(one, dict):
-        made: Any = {name: _apart(value, known) for name, value in one.items()}
+        other: Any = {}
+        made[id(one)] = other
+        other.update({name: _apart(value, made) for name, value in one.items()})
     elif type(one) in (list, tuple):
-        made = type(one)(_apart(value, known) for value in one)
-    elif is_dataclass(one) and not isinstance(one, type):
-        made = copy(one)
-        vars(made).update({name: _apart(value, known) for name, value in vars(one).items()})
+        made[id(one)] = other = type(one)(_apart(value, made) for value in one)
+    elif is_dataclass(one) and not isinstance(one, type) and hasattr(one, "__dict__"):
+        made[id(one)] = other = copy(one)
+        vars(other).update({name: _apart(value, made) for name, value in vars(one).items()})
     else:
         return one
-    known[id(one)] = made
-    return made
+    return other

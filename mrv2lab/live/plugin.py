@@ -91,7 +91,9 @@ class Served(Steps):
 
         if worker.vllm_config.kv_transfer_config is not None:  # what arrives meanwhile would be put back
             raise AuditError("a KV connector writes the cache while a step goes on (kv_transfer_config)")
-        needed = COPIES * sum(cache.size for cache in worker.model_runner.kv_cache_config.kv_cache_tensors)
+        cached = sum(cache.size for cache in worker.model_runner.kv_cache_config.kv_cache_tensors)
+        logits = getattr(getattr(worker.model_runner, "speculator", None), "draft_logits", None)
+        needed = COPIES * (cached + (0 if logits is None else logits.nbytes))
         needed *= getattr(worker.vllm_config.parallel_config, "local_world_size", 1)  # of this host
         if needed > (there := lifeline.free()):
             told = f"{needed >> 30} GiB for copies of the KV cache, and {there >> 30} are there"
@@ -221,7 +223,8 @@ class Served(Steps):
         try:
             with Saved(self.changed[step.desc]) as saved:
                 step.prepare()
-                served = dict(tensors_of(step.run()))
+                # Copies: what it gives may lie where the eager pass writes.
+                served = {path: tensor.clone() for path, tensor in tensors_of(step.run())}
                 saved.restore()
                 step.prepare()
                 right = dict(tensors_of(step.eager()))

@@ -196,11 +196,11 @@ class Step(Repeated):
             "num_tokens": num_tokens,
             "cudagraph_runtime_mode": mode,
             "num_tokens_across_dp": self.across_dp,
-            "batch_descriptor": BatchDescriptor(**_known(BatchDescriptor, key)),
+            "batch_descriptor": BatchDescriptor(**known(BatchDescriptor, key)),
             "slot_mapping": self.by_layer,
             "is_padding": getattr(self.batch, "is_padding", None),
         }
-        context: AbstractContextManager[Any] = set_forward_context(**_known(set_forward_context, told))
+        context: AbstractContextManager[Any] = set_forward_context(**known(set_forward_context, told))
         return context
 
     def _rows(self, output: Any) -> Any:
@@ -216,7 +216,7 @@ def rows(output: Any, num_tokens: int) -> Any:
     return real if beside else real[0]
 
 
-def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+def known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Those that this release knows: later ones have more."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in names}

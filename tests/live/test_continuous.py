@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from mrv2lab.cli import app
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import AuditError, BadInput
 from mrv2lab.graphs import capture
 from mrv2lab.live import continuous
 from mrv2lab.live.continuous import Batches
@@ -33,7 +33,8 @@ class Buffers:
     compute_stream, use_block_table = None, False
 
     def __init__(self):
-        self.input_ids, self.output_ids = torch.zeros(2, 1, 8, dtype=torch.long)
+        self.input_ids, self.output_ids = torch.zeros(2, 1, 8, dtype=torch.int32)
+        self.num_request_in_batch = 1
         self.logits_indices = torch.zeros(1, dtype=torch.long)
         self.cache, self.graphs, self.size = torch.zeros(8, VOCAB), {}, 0
 
@@ -137,6 +138,30 @@ def test_what_cannot_be_audited_is_told_and_served(watched):
     model.table = None  # no eager pass can be made
     assert runner.serve(model, [3, 4]) == [5]
     assert not batches.reports and "2 tokens" in batches.failed[0]
+
+
+def test_log_probabilities_are_compared_as_what_they_are():
+    """Their bits lie in a row of integers; what stands behind the requests that are real is padding."""
+    ids = torch.zeros(2, 4, dtype=torch.int32)
+    ids[1, :2] = torch.tensor([0.5, -1.0]).view(torch.int32)
+    buffers = SimpleNamespace(num_request_in_batch=2)
+    pair = SimpleNamespace(device_io=buffers)
+    for one in (buffers, SimpleNamespace(io_pairs=[None, pair], current_pair=1)):
+        made = continuous._made(one, ids)
+        assert made["tokens"].tolist() == [0, 0] and made["logprobs"].tolist() == [0.5, -1.0]
+    assert list(continuous._made(buffers, ids[:1])) == ["tokens"]
+
+
+def test_a_capture_that_cannot_be_watched_is_made_and_told(watched, monkeypatch):
+    cls, batches = watched
+
+    def capture_of(audit):
+        raise AuditError("no")
+
+    monkeypatch.setattr(continuous.EngineAudit, "capture", capture_of)
+    runner, model = cls(), Model()
+    assert [runner.serve(model, prompt) for prompt in PROMPTS[:2]] == [[3], [5]]
+    assert batches.failed == ["a capture: no"] and not batches.reports
 
 
 def test_a_runner_that_replays_nothing_is_left_alone(watched):

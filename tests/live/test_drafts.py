@@ -14,7 +14,7 @@ from mrv2lab.live import drafts
 from mrv2lab.live.audit import FIRST, Steps
 from mrv2lab.live.drafts import Key
 from mrv2lab.live.plugin import Served
-from tests.live.test_plugin import Desc, Manager, Mode, Runner
+from tests.live.test_plugin import Desc, Manager, Mode, Runner, config
 
 NONE, FULL, PIECEWISE = Mode("NONE"), Mode("FULL"), Mode("PIECEWISE")
 
@@ -133,7 +133,8 @@ class Speculator:
         if manager.mode == FULL:
             manager.run_fullgraph(Desc(FULL, size, size))
         else:
-            self._prefill(num_reqs, size, attn_metadata, slot_mappings, manager.mode, mm_inputs=mm_inputs)
+            how = {"cudagraph_runtime_mode": manager.mode, "mm_inputs": mm_inputs}
+            self._prefill(num_reqs, size, attn_metadata, slot_mappings, **how)
         self._multi_step_decode(num_reqs, Desc(FULL, size, size), num_tokens_across_dp)
         return self.draft_tokens[:num_reqs].clone()
 
@@ -155,9 +156,11 @@ class Speculator:
             return self.model(**inputs)
 
     def _prefill(
-        self, num_reqs, num_tokens, attn_metadata, slots, mode=NONE, num_tokens_across_dp=None, mm_inputs=None
-    ):
-        drafted, handed_on = (rows[:num_reqs] for rows in self._run_model(num_tokens, attn_metadata, mode))
+        self, num_reqs, num_tokens, attn_metadata, slots, num_tokens_across_dp=None,
+        cudagraph_runtime_mode=NONE, mm_inputs=None,
+    ):  # fmt: skip
+        made = self._run_model(num_tokens, attn_metadata, cudagraph_runtime_mode)
+        drafted, handed_on = (rows[:num_reqs] for rows in made)
         self.draft_tokens[:num_reqs, 0] = drafted
         self.hidden_states[:num_reqs] = handed_on
 
@@ -200,7 +203,7 @@ def audited(runner, requests=((1.0, 2.0), (3.0, 4.0))):
 
 
 def drafted(steps):
-    return {key.pass_: report for (_, key), report in steps.reports.items() if isinstance(key, Key)}
+    return {key.token: report for (_, key), report in steps.reports.items() if isinstance(key, Key)}
 
 
 REQUESTS = [[1.0, 2.0], [3.0, 4.0], [1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0]]
@@ -219,25 +222,24 @@ def test_both_passes_of_a_draft_are_audited_and_drafts_stay(mode):
         for size in (2, 4)
         for model, drafts_ in (
             ("Model", ""),
-            ("Draft", ", first drafted token"),
-            ("Draft", ", later drafted tokens"),
+            ("Draft", ", drafted token 1"),
+            ("Draft", ", drafted token 2"),
+            ("Draft", ", drafted token 3"),
         )
     ]
-    assert [report.findings for report in steps.reports.values()] == [()] * 6
+    assert [report.findings for report in steps.reports.values()] == [()] * 8
 
 
-@pytest.mark.parametrize(
-    ("mode", "passes"), [(FULL, list(drafts.MANAGERS.values())), (PIECEWISE, ["later drafted tokens"])]
-)
-def test_a_number_that_froze_in_a_draft_is_named_in_each_pass(mode, passes):
+@pytest.mark.parametrize(("mode", "tokens"), [(FULL, [1, 2, 3]), (PIECEWISE, [2, 3])])
+def test_a_number_that_froze_in_a_draft_is_named_in_each_pass(mode, tokens):
     runner = Drafting(mode)
     steps = Steps(backend="emulated")
     steps.watch_capture(runner, runner.capture_model)
     steps.scenario = FIRST
     runner.speculator.model.scale = 3.0
     runner.serve([1.0, 2.0])
-    found = {pass_: report.findings for pass_, report in drafted(steps).items() if report.findings}
-    assert list(found) == passes
+    found = {token: report.findings for token, report in drafted(steps).items() if report.findings}
+    assert list(found) == tokens
     for findings in found.values():
         assert findings[0].kind == "frozen-host-value" and findings[0].subject.endswith(".scale")
 
@@ -251,7 +253,7 @@ def test_rows_of_padding_are_as_in_the_graph():
     steps.scenario = FIRST
     one = runner.speculator
     one.propose(SimpleNamespace(values=[1.0, 2.0, 3.0], num_tokens=3), one.metadata(4), None)
-    assert [(report.findings, report.notes) for report in drafted(steps).values()] == [((), ())] * 2
+    assert [(report.findings, report.notes) for report in drafted(steps).values()] == [((), ())] * 3
 
 
 def test_each_pass_has_a_plan_that_nobody_has_used():
@@ -303,5 +305,56 @@ def test_a_server_audits_and_checks_drafts_and_no_dummy_runs(monkeypatch, tmp_pa
     for number in range(6):
         runner.serve([1.0 + number, 2.0])
     keys = [key for key in served.found if isinstance(key, Key)]
-    assert [key.pass_ for key in keys] == list(drafts.MANAGERS.values())
-    assert served.num["checks"] and not served.num["apart"] and not served.num["failed"]
+    assert [key.token for key in keys] == [1, 2, 3]
+    assert served.num["checks"] == 4 * 3 and not served.num["apart"] and not served.num["failed"]
+
+
+def test_a_check_sees_a_draft_that_goes_wrong_while_it_serves(monkeypatch, tmp_path):
+    """What a pass leaves lies in the speculator's buffers, which the eager pass writes as well."""
+    monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path))
+    runner = Drafting()
+    served = Served(every=2, runner=runner)
+    served.backend = "emulated"
+    served.watch_capture(runner, runner.capture_model)
+    served.begin()
+    runner.serve([1.0, 2.0])
+    runner.speculator.model.scale = 3.0
+    runner.serve([3.0, 4.0])
+    found = [served.found[key] for key in served.found if isinstance(key, Key)]
+    assert served.num["apart"] == 3 and [numbers[0] for numbers in found] == [0] * 3
+    assert all(numbers[1] for numbers in found)
+
+
+def test_a_speculator_that_makes_all_others_in_one_graph_is_told():
+    runner = Drafting()
+    runner.speculator.use_fused_multi_step_decode = True
+    assert drafts.left_out(runner) == "of drafts the first token alone is audited: one graph makes all others"
+    assert drafts.anchors(runner)
+
+
+def test_on_several_ranks_drafts_are_told_and_left_alone():
+    runner = Drafting()
+    runner.vllm_config = config(tensor_parallel_size=2)
+    assert "not audited on several ranks" in drafts.left_out(runner) and drafts.anchors(runner) == []
+
+
+def test_a_speculator_that_has_no_graphs_has_no_anchors():
+    """A draft model that stands alone has one of the two passes, and nothing captured."""
+    runner = SimpleNamespace(speculator=SimpleNamespace(_prefill=None), vllm_config=config())
+    assert drafts.left_out(runner) == "" and drafts.anchors(runner) == []
+
+
+def test_a_pass_that_asks_for_more_is_told():
+    class Asks(Speculator):
+        def _generate_draft(self, num_reqs, num_tokens, attn_metadata, slots, num_tokens_across_dp, seed):
+            pass
+
+    class Knows(Speculator):
+        def _generate_draft(self, num_reqs, num_tokens, attn_metadata, slots, num_tokens_across_dp,
+                            cudagraph_runtime_mode, num_speculative_steps):  # fmt: skip
+            pass
+
+    assert drafts._lacks(Knows) == ""
+    assert (
+        drafts._lacks(Asks) == "_generate_draft that can be called so (missing a required argument: 'seed')"
+    )
