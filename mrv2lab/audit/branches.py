@@ -8,9 +8,11 @@ out, as of a call, every value inside may have decided.
 
 import ast
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import pairwise
 from typing import Any
+
+import torch
 
 from mrv2lab.audit import atoms
 from mrv2lab.audit.atoms import (
@@ -134,20 +136,32 @@ def _instead(old: Trace, new: Trace, position: int, found: Cause | None) -> Caus
 
 
 def is_only_given(trace: Trace, position: int, text: str) -> bool:
-    """Whether a value stands as an argument of a call alone, in a statement and in what its local variables
-    were assigned."""
-    left, is_given = [node for _, nodes in _worked_out(trace, position) for node in nodes], False
+    """Whether a value stands as an argument alone of calls whose lines were seen, in a statement and in what
+    its local variables were assigned."""
+    worked_out, positions = [*_worked_out(trace, position)], trace.lines.positions
+    seen = {positions.code(at).co_name for one, _ in worked_out for at in positions.inside(one)}
+    left, is_given = [node for _, nodes in worked_out for node in nodes], False
     while left:
         node = left.pop()
         if _text(node) == text:
             return False
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and _is_seen(node, seen):
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
             is_given = is_given or any(text in _texts(one) for one in given)
             left.append(node.func)
         else:
             left += ast.iter_child_nodes(node)
     return is_given
+
+
+_NAMELESS = {"__call__", "forward", "<lambda>"}  # what is called by other names than its code has
+
+
+def _is_seen(node: ast.Call, seen: Set[str]) -> bool:
+    """Whether a call is one of those of which lines of these functions were seen."""
+    name = _text(node.func).rpartition(".")[2]
+    is_torchs = any(hasattr(one, name) for one in (torch, torch.Tensor, torch.nn.functional))
+    return name in seen or not (is_torchs or seen.isdisjoint(_NAMELESS))
 
 
 def returned(old: Trace, new: Trace, position: int) -> Iterator[tuple[int, Atom, Any, Any]]:

@@ -358,7 +358,7 @@ def _may_glance(evidence: Evidence) -> bool:
     can be run again where a look differs, and torch tells of all that it writes."""
     engine, (before, _, eager, again) = evidence.passes.engine, evidence.left
     asks_more = engine.num_rows is not None or engine.inputs or engine.reads is not None
-    if asks_more or evidence.eager_pass.watched.has_looked_inside or _draws_on(evidence.passes):
+    if asks_more or evidence.eager_pass.watched.has_looked_inside or evidence.passes.draws_on:
         return False
     return bool(before == eager == again)
 
@@ -393,18 +393,13 @@ def _again(passes: Passes, eager: Pass, before: dict[str, Any]) -> Pass:
     drawn and Python's objects hold what they held, a look is enough if it shows the very same."""
     watched, is_one = eager.watched, passes.engine.is_one
     hides = watched.handed_out or eager.trace.random or watched.has_looked_inside or eager.trace.replayed()
-    if not is_one or hides or before != eager.left or _draws_on(passes):
+    if not is_one or hides or before != eager.left or passes.draws_on:
         return passes.eager(None)
     seen, way = passes.glance(eager.trace.values.keys())
     if seen.is_same(eager.results) and way.strayed is None:
         return Pass(watched, eager.results, passes.plain())
     third = passes.eager(None)
     return third if agree(eager.results, seen) else third._replace(results=seen)
-
-
-def _draws_on(passes: Passes) -> bool:
-    """Whether the step can reach an iterator: what it draws from that is gone."""
-    return any(issubclass(type(one), Iterator) for _, one in names.leaves(passes.engine.roots))
 
 
 def _evidence(
@@ -458,7 +453,7 @@ def _findings(evidence: Evidence) -> list[Finding]:
     """Ask the kinds in their order. Each sees what those before it have found."""
     is_told = False
     for group in ORDER:
-        asked = {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.found}
+        asked = {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.is_explained}
         kinds = [kind for kind in group if asked[kind.ASKED]]
         found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
         # In the order in which the eager pass meets them; at one place causes come first.
@@ -471,8 +466,9 @@ def _findings(evidence: Evidence) -> list[Finding]:
                 is_told = True
             new = [one for one in new if one.kind not in OF_GRAPHS]
         evidence.found += new
-        if evidence.found and group is ORDER[0]:
+        if evidence.is_explained and group is ORDER[0]:
             break
+    evidence.found.sort(key=lambda one: one.subject in evidence.idle)
     evidence.passes.notes += _notes(evidence)
     return evidence.found
 

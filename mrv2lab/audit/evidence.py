@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -60,6 +60,7 @@ class Evidence:
     unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
     whole: Set[str] = frozenset()  # large tensors of which twins compare more than a hash
+    idle: set[str] = field(default_factory=set)  # frozen numbers that by themselves change nothing
     works_with: list[str] = field(default_factory=list)  # memory that differs, and is no result
     of_two: bool = False  # captured and eager work are of two engines: where memory lies says nothing
 
@@ -89,13 +90,20 @@ class Evidence:
             self.works_with, off = list(off), {}
         return off | self.results.doubtful if self.results.doubtful and self._of_other_kernels else off
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether anything was found but numbers that change nothing by themselves."""
+        return any(one.subject not in self.idle for one in self.found)
+
     def is_idle(self, held: Mapping[Key, Mapping[str, Any]]) -> bool:
         """Whether an eager pass comes to the same where ops get these host values of the capture."""
         try:
             made = self.passes.eager(held=held).results
         except AuditError:  # of another shape, say
             return False
-        return not replace(self.results, run=made, nudged=None).differs(self._is_exact)
+        r = self.results
+        both = Comparison(made, r.eager, r.again, r.is_one, r.name_of, r.nudged, is_scratch=r.is_scratch)
+        return not both.differs(self._is_exact)
 
     @cached_property
     def _is_exact(self) -> bool:

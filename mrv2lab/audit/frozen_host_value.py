@@ -1,8 +1,7 @@
 """frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from enum import Enum
 from itertools import chain, islice, takewhile
@@ -36,7 +35,9 @@ _PLAIN = (*SCALARS, slice, range, Enum, torch.dtype, torch.device)
 _HOSTS = " value of the host's"
 _LONG = 200  # characters
 ASKED = "differ"
-_MOST_ASKED = 6  # an eager pass for each
+_MOST_PASSES = 12  # eager ones, to ask which numbers change nothing
+_ADDRESS = 1 << 32  # of an integer: it may be one, or a handle, and what it led to is gone
+Held = dict[Key, dict[str, Any]]  # other host values for work, by parameter
 
 
 class Passed(NamedTuple):
@@ -60,7 +61,10 @@ def find(evidence: Evidence) -> Findings:
     passed = [found for pair in pairs for found in _passed(evidence, *pair)]
     others = [*_decided(evidence), *_inside(evidence)]
     explained = [*_in_order(evidence, passed, {one.subject for _, one in others}), *others]
-    explained = explained or [found for pair in pairs for found in _unexplained(evidence, *pair)]
+    yield from (found for found in explained if found[1].subject in evidence.idle)
+    explained = [found for found in explained if found[1].subject not in evidence.idle]
+    known = {(one.key, one.label) for one in passed}
+    explained = explained or [found for pair in pairs for found in _unexplained(evidence, *pair, known)]
     yield from explained
     if evidence.shaped is not None and not explained:
         event, reason = evidence.shaped
@@ -72,21 +76,43 @@ def find(evidence: Evidence) -> Findings:
 
 def _in_order(evidence: Evidence, passed: Sequence[Passed], decisive: Set[str]) -> Findings:
     """Behind all else stand numbers that change nothing by themselves, as bounds do that nothing reaches. It
-    is asked of some, which are not `decisive` otherwise."""
-    held = defaultdict[str, dict[Key, dict[str, Any]]](lambda: defaultdict(dict))
+    is asked of those that ops were passed, and which are not `decisive` otherwise."""
+    untried = decisive | {one.finding.subject for one in passed if one.label is None}
+    held: dict[str, Held] = {}
     for one in passed:
-        if one.label is None:
-            decisive = decisive | {one.finding.subject}
-        else:
-            held[one.finding.subject][one.key][one.label] = one.old
-    asked = [subject for subject in held if subject not in decisive] if evidence.differs else []
-    idle = {subject for subject in asked[:_MOST_ASKED] if evidence.is_idle(held[subject])}
-    if idle == held.keys() | decisive:  # only together, then
-        idle = set()
+        if one.label is not None and one.finding.subject not in untried:
+            held.setdefault(one.finding.subject, {}).setdefault(one.key, {})[one.label] = one.old
+    if evidence.differs and held and not evidence.passes.draws_on:
+        evidence.idle |= _idle(evidence, held)
     for one in passed:
         told = replace(one.finding, evidence=f"{one.finding.evidence}; by itself it changes nothing")
-        is_idle, behind = one.finding.subject in idle, len(evidence.eager.values) + 1
+        is_idle, behind = one.finding.subject in evidence.idle, len(evidence.eager.values) + 1
         yield (behind + one.at, told) if is_idle else (one.at, one.finding)
+
+
+def _idle(evidence: Evidence, held: Mapping[str, Held]) -> set[str]:
+    """Those that all together change nothing: by halves, as far as passes go."""
+    num_left = _MOST_PASSES
+
+    def asked(subjects: Sequence[str]) -> list[str]:
+        nonlocal num_left
+        if not subjects or not num_left:
+            return []
+        num_left -= 1
+        if evidence.is_idle(_together(held[one] for one in subjects)):
+            return list(subjects)
+        half = len(subjects) // 2
+        return [*asked(subjects[:half]), *asked(subjects[half:])] if half else []
+
+    found = asked(list(held))
+    return set(found) if found and evidence.is_idle(_together(held[one] for one in found)) else set()
+
+
+def _together(held: Iterable[Held]) -> Held:
+    found: Held = {}
+    for key, labels in (item for one in held for item in one.items()):
+        found[key] = found.get(key, {}) | labels
+    return found
 
 
 def _reshaped(evidence: Evidence) -> Findings:
@@ -219,13 +245,20 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
             if names and behind is None and (bound := stored_at(eager, *names[-1])):
                 then += f"; bound at {bound}: {bound.source}"
             told = finding(evidence, behind or found.cause, then, where)
-            is_tried = event.sort == "op" and captured.shapes == event.shapes
-            yield Passed(at, told, event.key, label if is_tried else None, old)
+            yield Passed(at, told, event.key, label if _can_be_held(captured, event, old) else None, old)
     if captured.grid != event.grid and (found := explain(trace, eager, position, None)):
         told = finding(evidence, found.cause, f"; it sizes the grid of {event.name}", where)
         yield Passed(at, told, event.key)
     for at, told in _chosen(evidence, captured, event, trace):
         yield Passed(at, told, event.key)
+
+
+def _can_be_held(captured: Event, event: Event, old: Any) -> bool:
+    """Whether an eager pass can be given the number of the capture: it makes no other shape, stands in a list
+    of the same length, and leads nowhere."""
+    labels = [{label for label, _ in one.scalars} for one in (captured, event)]
+    is_alike = event.sort == "op" and captured.shapes == event.shapes and labels[0] == labels[1]
+    return is_alike and not (isinstance(old, int) and abs(old) >= _ADDRESS)
 
 
 def _passed_on(old: Trace, new: Trace, found: Reason) -> list[tuple[int, str]]:
@@ -237,9 +270,12 @@ def _passed_on(old: Trace, new: Trace, found: Reason) -> list[tuple[int, str]]:
     return names
 
 
-def _unexplained(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> Findings:
+def _unexplained(
+    evidence: Evidence, captured: Event, event: Event, trace: Trace, known: Set[tuple[Key, str | None]]
+) -> Findings:
     for label, old, new in captured.scalars_with(event):
-        if not same(old, new) and captured.shapes == event.shapes:
+        is_other = not same(old, new) and (event.key, label) not in known
+        if is_other and captured.shapes == event.shapes:
             path, one = _held_as(evidence, old, new), _only_change(evidence)
             then = "" if path is None else f", as {path} was and is: no line shows what reads it"
             if path is None and one is not None:

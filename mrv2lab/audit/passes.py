@@ -89,6 +89,7 @@ class Engine:
     # `eager` is what was captured, so both are to return the same kind of thing and to write the same memory.
     # An engine pads its batches, and its graphs write rows that nobody reads.
     is_one: bool = False
+    is_padded: bool = False  # of memory of which it returns a part, the rest is padding
     in_parts: bool = True  # whether part of a graph can be replayed alone: not where others wait in the rest
 
 
@@ -468,6 +469,11 @@ class Passes:
             return made._replace(began=began)
 
     @property
+    def draws_on(self) -> bool:
+        """Whether the step can reach an iterator: what it draws from that is gone."""
+        return any(issubclass(type(one), Iterator) for _, one in names.leaves(self.engine.roots))
+
+    @property
     def _may_run_out(self) -> bool:
         """Whether this is one more request than its program may have been made for: a cache ends somewhere.
         On a GPU an index that leads out of it ends the process."""
@@ -508,7 +514,7 @@ class Passes:
             copies = {path: clone(t) for path, t in left().items()} if is_result else {}
         written = _written(*saved, recorder.saved)
         results = Results(made, written, values(result), copies, closed(result), again)
-        if not self.engine.is_one:
+        if self.engine.is_padded:
             results.lie_in |= {storage_of(tensor) for _, tensor in names.tensors_of(result)}
         return Pass(recorder, results, self.plain())
 

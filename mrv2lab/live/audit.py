@@ -144,7 +144,7 @@ class Steps:
 
     def audit(self, step: v2.Met) -> AuditReport:
         """Compare a step with its eager twin. AuditError: it cannot be."""
-        more: dict[str, Any] = {"fresh": step.prepare}
+        more: dict[str, Any] = {"fresh": step.prepare, "is_padded": step.is_padded}
         if self.ranks.group is None:  # peers go on to map what the custom all-reduce has met in a capture
             more["afresh"] = partial(capture, step.eager, backend=self.backend)
         engine = self._engine(self._name(step), step.run, step.eager, **more)

@@ -20,6 +20,7 @@ import torch
 from mrv2lab.audit import AuditReport, Engine, EngineAudit
 from mrv2lab.errors import AuditError, BadInput
 from mrv2lab.graphs.foreign import observable_graphs
+from mrv2lab.live.v2 import Repeated
 
 RUNNER = "transformers.generation.continuous_batching.model_runner"
 READ = {
@@ -33,6 +34,10 @@ PROMPT_LENGTHS = (5, 130, 33, 300, 64, 17, 200, 90)  # tokens
 BATCHES = (1, 2, 4, 8)  # requests that are handed over at once
 NUM_TOKENS = 4  # that each request is given
 ROUNDS = 2  # of each batch: in the first its sizes are captured
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Batches:
         @wraps(original)
         def capture_graph(runner: Any, forward_fn: Callable[..., None], stream: Any, *args: Any) -> None:
             capture = partial(original, runner, forward_fn, stream, *args)
-            audit = EngineAudit(_engine(runner, "capture", capture, _nothing, _nothing), backend=self.backend)
+            audit = EngineAudit(_engine(runner, "capture", capture), backend=self.backend)
             try:
                 audit.capture()
             except AuditError as error:
@@ -86,28 +91,33 @@ class Batches:
     def _audit(
         self, audit: EngineAudit, runner: Any, model: Any, batch_data: dict[str, Any], graph: Any
     ) -> None:
-        buffers, given = runner.inputs_and_outputs, dict(batch_data)
-        if runner.supports_logits_to_keep(model):
-            given["logits_to_keep"] = given["logits_indices"]
-        forward_fn, _ = runner._get_forward_fn(use_block_table=buffers.use_block_table)
-        args = buffers.get_cb_kwargs()
-        made = _made(buffers, args[-1])
+        name = type(model).__name__
+        try:
+            buffers, given = runner.inputs_and_outputs, dict(batch_data)
+            name += f", {given['input_ids'].numel()} tokens"
+            name += "" if buffers.use_block_table else f", {given['read_index'][0].numel()} read"
+            if runner.supports_logits_to_keep(model):
+                given["logits_to_keep"] = given["logits_indices"]
+            forward_fn, _ = runner._get_forward_fn(use_block_table=buffers.use_block_table)
+            args = buffers.get_cb_kwargs()
+            made, repeated = _made(buffers, args[-1]), Repeated(model)
 
-        def run() -> Any:
-            graph.replay()
-            return made
+            def run() -> Any:
+                graph.replay()
+                return made
 
-        def eager() -> Any:
-            forward_fn(model, dict(given), *args)
-            return made
+            def eager() -> Any:
+                forward_fn(model, dict(given), *args)
+                return made
 
-        name = f"{type(model).__name__}, {given['input_ids'].numel()} tokens"
-        name += "" if buffers.use_block_table else f", {given['read_index'][0].numel()} read"
-        with _on(buffers.compute_stream):
-            try:
-                self.reports.append(audit.step(_engine(runner, name, _nothing, run, eager)))
-            except AuditError as error:
-                self.failed.append(f"{name}: {error}")
+            engine = _engine(runner, name, _nothing, run, eager, repeated.put_back)
+            with _on(buffers.compute_stream):
+                try:
+                    self.reports.append(audit.step(engine))
+                finally:
+                    repeated.put_back()
+        except Exception as error:  # the batch is served all the same
+            self.failed.append(f"{name}: {error}")
 
 
 def _made(buffers: Any, output_ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -119,13 +129,11 @@ def _made(buffers: Any, output_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: row if name == "tokens" else row.view(torch.float32) for name, row in made.items()}
 
 
-def _engine(runner: Any, name: str, capture: Any, run: Any, eager: Any) -> Engine:
+def _engine(
+    runner: Any, name: str, capture: Any, run: Any = _nothing, eager: Any = _nothing, fresh: Any = _nothing
+) -> Engine:
     anchor, roots = type(runner)._forward_process_and_sample, {"runner": runner}
-    return Engine(name, capture, run, eager, anchor=anchor, roots=roots)
-
-
-def _nothing() -> None:
-    pass
+    return Engine(name, capture, run, eager, anchor=anchor, roots=roots, is_padded=True, fresh=fresh)
 
 
 @contextmanager

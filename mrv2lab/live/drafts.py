@@ -15,7 +15,6 @@ from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
-from mrv2lab.errors import AuditError
 from mrv2lab.live import v1
 from mrv2lab.live.v2 import Meeting, Repeated, known
 
@@ -119,10 +118,10 @@ def _watch_graph(steps: Meeting, manager: Any) -> None:
 
     def replay(desc: Any) -> Any:
         frame = sys._getframe(1)
-        if frame.f_code.co_name in READ:
+        if frame.f_code.co_name in READ and (told := _proposed(frame)):
             key = Key(frame.f_locals.get("step", 0) + 1, desc.cg_mode, desc)
             if not steps.skips(key):
-                prepared = {"batch_desc": key, "frame": frame, "dummy_run": _proposed(frame)["dummy_run"]}
+                prepared = {"batch_desc": key, "frame": frame, "dummy_run": told["dummy_run"]}
                 steps.meet(Draft, prepared, partial(original, desc))
         return original(desc)
 
@@ -142,8 +141,7 @@ def _watch_pieces(steps: Meeting, manager: Any) -> None:
 
         context = get_forward_context()
         key = Key(1, context.cudagraph_runtime_mode, context.batch_descriptor)
-        if not steps.skips(key):
-            told = _proposed(sys._getframe(1))
+        if (told := _proposed(sys._getframe(1))) and not steps.skips(key):
             prepared = {"batch_desc": key, "context": context, "dummy_run": told["dummy_run"]}
             steps.meet(Pieces, prepared | {"num_tokens": told["input_batch"].num_tokens}, forward)
         return original(model, inputs)
@@ -152,12 +150,10 @@ def _watch_pieces(steps: Meeting, manager: Any) -> None:
 
 
 def _proposed(frame: FrameType | None) -> dict[str, Any]:
-    """The local variables of `propose`, in which a pass is made."""
+    """The local variables of `propose`, in which a pass is made; none where it is made outside."""
     while frame is not None and frame.f_code.co_name != "propose":
         frame = frame.f_back
-    if frame is None:
-        raise AuditError("a draft is made outside of propose")
-    return frame.f_locals
+    return {} if frame is None else frame.f_locals
 
 
 class Pieces(v1.Step):
@@ -181,6 +177,8 @@ class Draft(Repeated):
     Args:
         prepared: its key, and the frame in which it is replayed.
     """
+
+    is_padded = True
 
     def __init__(self, runner: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
         self.speculator = runner.speculator

@@ -106,6 +106,7 @@ class Met(Protocol):
 
     desc: Any  # its key
     model: Any
+    is_padded: bool  # see `audit.Engine`
 
     def prepare(self) -> None: ...
 
@@ -125,6 +126,8 @@ class Repeated:
     pass and behind the last one: multimodal ones keep there what a step has used up, like the image tokens of
     a prompt (`visual_token_mask` of `ernie45_vl.py`) or how many rows a buffer has (`qwen3_vl.py`).
     """
+
+    is_padded = False
 
     def __init__(self, model: Any):
         self.model = model

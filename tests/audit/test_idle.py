@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mrv2lab.audit import Engine, EngineAudit, audit
+from mrv2lab.audit import Engine, EngineAudit, audit, frozen_host_value
+from mrv2lab.audit.ops import holding, schema_of
+from mrv2lab.audit.trace import Event, TensorArgument
 from mrv2lab.graphs import capture
 
 
@@ -62,25 +64,147 @@ def test_two_that_only_together_change_something_stay_in_order(device):
     assert "by itself" not in first[2] + second[2]
 
 
-def test_a_number_that_makes_another_shape_is_not_tried(device):
-    x, state = torch.arange(6.0, device=device), SimpleNamespace(end=2, factor=2.0)
+def test_numbers_that_change_something_only_together_keep_their_place(device):
+    """An innocent one behind them, which nobody can try, does not come first."""
+    x = torch.full((2, 6), 9.0, device=device)
+    state = SimpleNamespace(one=20.0, two=30.0, rows=3)
 
     def step():
-        return (x[: state.end] * state.factor).sum()
+        both = torch.maximum(x.clamp(max=state.one), x.clamp(max=state.two))
+        return both.reshape(state.rows, -1).sum()
 
     def vary():
-        state.end, state.factor = 3, 3.0
+        state.one, state.two, state.rows = 5.0, 5.0, 4
 
-    assert found(step, vary, device)[0][1] == "state.end"
+    assert [one[1] for one in found(step, vary, device)] == ["state.one", "state.two", "state.rows"]
 
 
-@pytest.mark.parametrize("factor", [2.0, 3.0])
-def test_of_memory_that_is_returned_in_part_the_rest_is_padding(factor, device, backend):
-    """A graph of four rows, of which two are real: what it leaves in the others depends on what was there."""
-    buffer, state = torch.zeros(4, device=device), SimpleNamespace(factor=2.0, pad=1.0)
-    x, made = torch.ones(4, device=device), []
+def test_lists_of_other_lengths_are_not_mixed(device):
+    """Of `shifts` (1, 1) and (4,) half would be taken from each."""
+    x = torch.arange(12.0, device=device).reshape(3, 4)
+    state = SimpleNamespace(shifts=(1, 1), dims=(0, 1), factor=1.0)
 
     def step():
+        return torch.roll(x, state.shifts, state.dims) * state.factor
+
+    def vary():
+        state.shifts, state.dims, state.factor = (4,), (0,), 1.0001
+
+    told = found(step, vary, device)
+    assert told[0][1] in ("state.shifts", "state.dims")
+    assert not any("by itself" in one[2] for one in told if one[1] != "state.factor")
+
+
+def test_many_innocent_ones_are_asked_by_halves(device):
+    x = torch.ones(4, device=device)
+    state = SimpleNamespace(factor=2.0, **{name: 9.0 for name in "abcdefgh"})
+
+    def step():
+        y = x.clamp(max=state.a).clamp(max=state.b).clamp(max=state.c).clamp(max=state.d)
+        y = y.clamp(max=state.e).clamp(max=state.f).clamp(max=state.g).clamp(max=state.h)
+        return y * state.factor
+
+    def vary():
+        for name in "abcdefgh":
+            setattr(state, name, 8.0)
+        state.factor = 3.0
+
+    told = found(step, vary, device)
+    assert told[0][1] == "state.factor" and len(told) > 1
+    assert all("by itself it changes nothing" in one[2] for one in told[1:])
+
+
+def test_a_cause_of_another_kind_comes_before_the_innocent_number(device):
+    x, kept = torch.ones(4, device=device), []
+    state = SimpleNamespace(most=99.0, weight=torch.full((4,), 2.0, device=device))
+
+    def step():
+        return x.clamp(max=state.most) * state.weight
+
+    def vary():
+        kept.append(state.weight)
+        state.weight, state.most = torch.full((4,), 5.0, device=device), 88.0
+
+    first, second = found(step, vary, device)
+    assert first[0] == "moved-address" and second[1] == "state.most"
+
+
+def test_an_innocent_number_alone_explains_nothing(device):
+    x = torch.arange(4.0, device=device).reshape(2, 2)
+    state = SimpleNamespace(most=99.0, dims=[0, 1])
+
+    def step():
+        return torch.flip(x.clamp(max=state.most), state.dims)
+
+    def vary():
+        state.most, state.dims = 88.0, [0]
+
+    told = found(step, vary, device)
+    assert told[0][1] != "state.most" and "by itself it changes nothing" in told[-1][2]
+
+
+def work(sort="op", shape=(4,), **scalars):
+    tensor = TensorArgument("x", 64, 16, shape, (1,), False, False)
+    return Event(sort, "some.op", (1, "some.op", 0), None, tuple(scalars.items()), (tensor,))
+
+
+@pytest.mark.parametrize(
+    ("captured", "now", "old", "can"),
+    [
+        (work(most=1), work(most=2), 1, True),
+        (work(most=1.0), work(most=2.0), 1.0, True),
+        (work(handle=1 << 40), work(handle=1 << 41), 1 << 40, False),  # it may lead somewhere
+        (work(end=1, shape=(2,)), work(end=2), 1, False),
+        (work("view", end=1), work("view", end=2), 1, False),
+        (work("launch", n=1), work("launch", n=2), 1, False),
+        (work(**{"dims[0]": 1, "dims[1]": 2}), work(**{"dims[0]": 0}), 1, False),  # of a list
+    ],
+)
+def test_which_numbers_an_eager_pass_can_be_given(captured, now, old, can):
+    assert frozen_host_value._can_be_held(captured, now, old) is can
+
+
+def test_arguments_are_held_wherever_they_stand():
+    schema = schema_of(torch.ops.aten.clamp.default)
+    held = {"min": 1.0, "max": 2.0}
+    args, kwargs = holding(schema, ("x", 0.0), {}, held)
+    assert (args, kwargs) == (["x", 1.0], {"max": 2.0})
+    schema = schema_of(torch.ops.aten.roll.default)
+    args, kwargs = holding(schema, ("x", [1, 2]), {"dims": (0, 1)}, {"shifts[1]": 7, "dims[0]": 5})
+    assert (args, kwargs) == (["x", [1, 7]], {"dims": (5, 1)})
+
+
+def test_a_step_that_draws_from_an_iterator_is_not_run_once_more(device):
+    """What is gone from an iterator nobody puts back."""
+    x, calls = torch.ones(4, device=device), []
+
+    def run(most):
+        state = SimpleNamespace(most=99.0, factor=2.0, drawn=iter(range(1000)))
+        calls.clear()
+
+        def step():
+            calls.append(next(state.drawn))
+            return x.clamp(max=state.most) * state.factor
+
+        def vary():
+            state.most, state.factor = most, 3.0
+
+        told = found(step, vary, device)
+        return len(calls), [one[1] for one in told]
+
+    (alone, _), (both, names) = run(99.0), run(88.0)
+    assert alone == both and set(names) >= {"state.most", "state.factor"}
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_of_memory_that_is_returned_in_part_the_rest_may_be_padding(factor, is_padded, device, backend):
+    """A graph of four rows, of which two are real: what it leaves in the others depends on what was there."""
+    buffer, state = torch.zeros(4, device=device), SimpleNamespace(factor=2.0, pad=1.0, other=3.0)
+    x, made, beside = torch.ones(4, device=device), [], torch.zeros(4, device=device)
+
+    def step():
+        beside.copy_(x * state.other)
         buffer.copy_(x * state.factor)
         buffer[2:].add_(state.pad)
 
@@ -95,9 +219,13 @@ def test_of_memory_that_is_returned_in_part_the_rest_is_padding(factor, device, 
     def prepare():
         made.append(capture(step, backend=backend))
 
-    engine = Engine("rows", prepare, run, eager, anchor=step, roots={"state": state, "buffer": buffer})
+    roots = {"state": state, "buffer": buffer, "beside": beside}
+    engine = Engine("rows", prepare, run, eager, anchor=step, roots=roots, is_padded=is_padded)
     one = EngineAudit(engine, backend=backend)
     one.capture()
     state.factor, state.pad = factor, 5.0
     report = one.step(engine)
-    assert [f.subject for f in report.findings] == ["state.factor", "state.pad"][: 2 * (factor != 2.0)]
+    names = [f.subject for f in report.findings]
+    assert names == ["state.factor"] * (factor != 2.0) + ["state.pad"] * (factor != 2.0 or not is_padded)
+    state.other = 7.0  # of memory of its own, which is never padding
+    assert "state.other" in [f.subject for f in one.step(engine).findings]

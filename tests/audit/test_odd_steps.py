@@ -547,3 +547,17 @@ def test_a_forward_that_a_class_gets_later_is_named():
 
     found = audit(lambda: norm(x), vary=vary, backend="emulated").findings[0]
     assert (found.kind, found.subject) == ("frozen-host-value", "norm.forward")
+
+
+def test_what_torch_is_given_is_not_what_somebody_elses_call_returns(tmp_path):
+    """`clip` stands as an argument alone, and of a call of which no line was seen."""
+    file = tmp_path / "step.py"
+    file.write_text(
+        "def gate(t): return s['alpha']\ndef step(): return x.clamp(min=-s['clip']) + z * gate(s['t'])\n"
+    )
+    held = {"clip": 0.5, "alpha": 1.0, "t": 0}
+    scope = {"x": torch.full((4,), -9.0), "z": torch.zeros(4), "s": held}
+    exec(compile(file.read_text(), file, "exec"), scope)
+    vary = partial(held.update, clip=4.0, alpha=2.0, t=1)
+    found = audit(scope["step"], vary=vary, backend="emulated").findings
+    assert found[0].subject == "s['clip']"
