@@ -129,7 +129,12 @@ class _Commands(TyperGroup):
 
 
 class _Audits(TyperGroup):
-    """What can be audited. A file, named without a word before it, is that of a step."""
+    """What can be audited. A file, named without a word before it, is that of a step; its options may stand
+    before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_option = bool(args) and args[0].startswith("-") and args[0] not in _HELP["help_option_names"]
+        return super().parse_args(ctx, ["step", *args] if is_option else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0].endswith(".py") and [*map(str.isidentifier, args[1:])] == [True]:

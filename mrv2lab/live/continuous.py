@@ -60,12 +60,25 @@ class Batches:
         @wraps(original)
         def capture_graph(runner: Any, forward_fn: Callable[..., None], stream: Any, *args: Any) -> None:
             capture = partial(original, runner, forward_fn, stream, *args)
-            audit = EngineAudit(_engine(runner, "capture", capture), backend=self.backend)
+            ended: list[Exception | None] = []  # how the runner's own capture did
+
+            def watched() -> None:
+                try:
+                    capture()
+                    ended.append(None)
+                except Exception as error:
+                    if not type(error).__module__.startswith("mrv2lab"):  # no audit's, which stops it
+                        ended.append(error)
+                    raise
+
             try:
+                audit = EngineAudit(_engine(runner, "capture", watched), backend=self.backend)
                 audit.capture()
-            except AuditError as error:
+            except Exception as error:
+                if ended and ended[0] is not None:
+                    raise ended[0] from None  # as without an audit
                 self.failed.append(f"a capture: {error}")
-                if runner.inputs_and_outputs.get_graph() is None:
+                if not ended:
                     capture()
                 return
             graph = runner.inputs_and_outputs.get_graph()
@@ -194,11 +207,12 @@ def audit_checkpoint(folder: str, options: Sequence[str] = (), attention: str = 
         BadInput: transformers is not there, or an option is none of its own.
         AuditError: no graph was replayed.
     """
-    given = {"use_cuda_graph": True, "max_memory_percent": 0.1, "auto_switch_to_flash": False}
-    given |= dict(map(_option, options))
+    given = {"use_cuda_graph": True, "max_memory_percent": 0.1} | dict(map(_option, options))
     with attached() as batches:
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+        if "auto_switch_to_flash" in ContinuousBatchingConfig.__dataclass_fields__:  # of later releases
+            given = {"auto_switch_to_flash": False} | given
         try:
             config = ContinuousBatchingConfig(**given)
         except TypeError as error:

@@ -55,6 +55,13 @@ def run(*arguments):
     return CliRunner().invoke(app, ["audit", "step", *map(str, arguments)])
 
 
+@pytest.mark.parametrize("before", [["--json"], ["--twin", "--json"], ["--backend", "emulated", "--json"]])
+def test_options_of_a_step_may_stand_before_its_file(before, program):
+    told = CliRunner().invoke(app, ["audit", *before, f"{program}:step"])
+    assert told.exit_code == 1 and json.loads(told.stdout)["step"] == "step"
+    assert CliRunner().invoke(app, ["audit", "--help"]).stdout.count("Commands") == 1
+
+
 def test_the_page_shows_what_its_example_prints(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     code, printed = re.search(r"```python\n(.*?)```.*?```\n(.*?)```", page, re.DOTALL).groups()

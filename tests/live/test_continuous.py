@@ -131,6 +131,53 @@ def test_a_number_that_froze_is_named(watched):
     assert (finding.kind, finding.subject) == ("frozen-host-value", "self.scale")
 
 
+def test_what_a_model_counts_is_put_back(watched):
+    class Counting(Model):
+        number = 0
+
+        def __call__(self, input_ids, **more):
+            self.number += 1
+            return SimpleNamespace(logits=self.table.roll(self.number % 3, 1)[input_ids] * self.scale)
+
+    cls, batches = watched
+    alone, model, runner = Counting(), Counting(), cls()
+    served = Runner()
+    assert [runner.serve(model, p) for p in PROMPTS] == [served.serve(alone, p) for p in PROMPTS]
+    assert model.number == alone.number and not batches.failed
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_error_of_the_runners_own_capture_is_raised_once(behind, watched, monkeypatch):
+    cls, batches = watched
+    original, calls = Runner._capture_graph, []
+
+    def failing(self, *args):
+        calls.append(1)
+        if behind:
+            original(self, *args)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(cls, "_capture_graph", batches.capture_graph(failing))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        cls().serve(Model(), [1, 2])
+    assert len(calls) == 1 and not batches.failed
+
+
+def test_batch_data_stays_as_it_was(watched):
+    cls, _ = watched
+    runner, seen = cls(), []
+
+    class Taking(Model):
+        def __call__(self, input_ids, **more):
+            seen.append(more.keys())
+            return super().__call__(input_ids)
+
+    model = Taking()
+    for prompt in PROMPTS[:2]:
+        runner.serve(model, prompt)
+    assert all("logits_to_keep" in keys for keys in seen)
+
+
 def test_what_cannot_be_audited_is_told_and_served(watched):
     cls, batches = watched
     model, runner = Model(), cls()

@@ -25,6 +25,7 @@ class Plan:
 
     lengths: torch.Tensor
     last: int | None = None
+    used: int = 0
 
 
 @dataclass
@@ -34,16 +35,19 @@ class Metadata:
 
 
 class Draft:
-    """Its plan is made by the first layer that needs it, and used by all."""
+    """Its plan is made by the first layer that needs it, and used by all; after several passes it is used up.
+    It counts its passes."""
 
     def __init__(self):
-        self.scale, self.asked = 2.0, 0
+        self.scale, self.asked, self.passes = 2.0, 0, 0
 
     def forward(self, input_ids, hidden_states, metadata):
         if metadata.plan.last is None:
             metadata.plan.last = self.asked
             self.asked += 1
-        drafted = input_ids + hidden_states * self.scale
+        metadata.plan.used += 1
+        self.passes += 1
+        drafted = input_ids + hidden_states * self.scale + 100 * (metadata.plan.used > 3)
         return drafted, drafted + 1  # for the sampler, and for the pass that follows
 
     __call__ = forward
@@ -214,7 +218,8 @@ def test_both_passes_of_a_draft_are_audited_and_drafts_stay(mode):
     alone = Drafting(mode)
     alone.capture_model()
     right = [alone.serve(values).tolist() for values in REQUESTS[:3]]
-    steps, made = audited(Drafting(mode), REQUESTS[:3])
+    runner = Drafting(mode)
+    steps, made = audited(runner, REQUESTS[:3])
     assert made == right and not steps.left_out()
     names = [report.step for report in steps.reports.values()]
     assert names == [
@@ -228,6 +233,8 @@ def test_both_passes_of_a_draft_are_audited_and_drafts_stay(mode):
         )
     ]
     assert [report.findings for report in steps.reports.values()] == [()] * 8
+    if mode == FULL:  # pieces are captured as they are served
+        assert runner.speculator.model.passes == alone.speculator.model.passes  # put back behind each audit
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [(FULL, [1, 2, 3]), (PIECEWISE, [2, 3])])
@@ -358,3 +365,44 @@ def test_a_pass_that_asks_for_more_is_told():
     assert (
         drafts._lacks(Asks) == "_generate_draft that can be called so (missing a required argument: 'seed')"
     )
+
+
+def test_what_a_pass_leaves_is_of_its_requests():
+    """Two of four rows; each of what the next pass reads."""
+    runner = Drafting()
+    speculator = runner.speculator
+
+    def propose(num_reqs=2, attn_metadata=None):
+        return drafts.Draft(runner, {"batch_desc": None, "frame": sys._getframe()}, None)
+
+    left = propose()._left()
+    assert {name: len(rows) for name, rows in left.items()} == dict.fromkeys(
+        ("draft_tokens", "hidden_states", "positions", "seq_lens", "input_ids"), 2
+    )
+    assert left["hidden_states"].data_ptr() == speculator.hidden_states.data_ptr()
+
+
+def test_the_eager_pass_is_given_what_the_speculator_has_prepared():
+    runner, told = Drafting(), []
+    speculator = runner.speculator
+    speculator.max_num_reqs = 3
+    speculator._prefill = lambda *args, num_tokens_across_dp, cudagraph_runtime_mode, mm_inputs: told.append(
+        (args, num_tokens_across_dp, cudagraph_runtime_mode, mm_inputs)
+    )
+    speculator._generate_draft = lambda *args, num_tokens_across_dp, num_speculative_steps: told.append(
+        (args, num_tokens_across_dp, num_speculative_steps)
+    )
+
+    def propose(attn_metadata="a", slot_mappings="s", num_tokens_across_dp="d", mm_inputs="m", num_reqs=1):
+        return sys._getframe()
+
+    def later(attn_metadata="b", slot_mappings_by_layer="l", num_tokens_across_dp="e", num_reqs=1):
+        num_speculative_steps = 4
+        return sys._getframe() if num_speculative_steps else None
+
+    for token, frame, num_reqs in (1, propose(), 2), (2, later(), None):
+        desc = Desc(FULL, 8, num_reqs)
+        one = drafts.Draft(runner, {"batch_desc": Key(token, FULL, desc), "frame": frame}, None)
+        one.prepare()
+        one.eager()
+    assert told == [((2, 8, "a", "s"), "d", NONE, "m"), ((3, 8, "b", "l"), "e", 4)]
