@@ -131,7 +131,8 @@ def _instead(old: Trace, new: Trace, position: int, found: Cause | None) -> Caus
     """What a call returns that is only given what was found: the state that has decided there, if any has."""
     if found is None or not is_only_given(new, position, found[0]):
         return None
-    others = ((atom.text, a, b, at) for at, atom, a, b in returned(old, new, position))
+    given = found[1], found[2]
+    others = ((atom.text, a, b, at) for at, atom, a, b in returned(old, new, position, given))
     return next((one for one in others if not all(map(same, one[1:3], found[1:3]))), None)
 
 
@@ -164,14 +165,19 @@ def _is_seen(node: ast.Call, seen: Set[str]) -> bool:
     return name in seen or not (is_torchs or seen.isdisjoint(_NAMELESS))
 
 
-def returned(old: Trace, new: Trace, position: int) -> Iterator[tuple[int, Atom, Any, Any]]:
+def returned(
+    old: Trace, new: Trace, position: int, given: tuple[Any, Any]
+) -> Iterator[tuple[int, Atom, Any, Any]]:
     """The state that has decided what calls of a statement return, and of what its local variables were
-    assigned, where their lines were seen."""
+    assigned, where their lines were seen. Where what they were `given`, as it was and is, may have decided
+    as well, that comes first."""
     positions = new.lines.positions
     inside = {at for one, _ in _worked_out(new, position) for at in positions.inside(one)}
     for at in (at for at in new.values if at in inside and at in old.values):
         if any(isinstance(statement, ast.Return) for statement in positions.statements(at)):
-            yield from ((at, *change) for change in deciding(old, new, at) if change[0].is_state)
+            changes = list(deciding(old, new, at))
+            if not any(not atom.is_state and all(map(same, both, given)) for atom, *both in changes):
+                yield from ((at, *change) for change in changes if change[0].is_state)
 
 
 def _worked_out(trace: Trace, position: int) -> Iterator[tuple[int, list[ast.AST]]]:

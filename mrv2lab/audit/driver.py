@@ -468,7 +468,7 @@ def _findings(evidence: Evidence) -> list[Finding]:
         evidence.found += new
         if evidence.is_explained and group is ORDER[0]:
             break
-    evidence.found.sort(key=lambda one: one.subject in evidence.idle)
+    evidence.found.sort(key=lambda one: one.changed in evidence.idle)
     evidence.passes.notes += _notes(evidence)
     return evidence.found
 

@@ -18,7 +18,7 @@ from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import num_owners, pattern, put, storage_of
 from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Capture, Session
-from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.report import Changed, Finding, Place
 from mrv2lab.audit.results import Comparison, Results, agree
 from mrv2lab.audit.trace import Event, Key, Trace, changed
 from mrv2lab.errors import AuditError
@@ -60,7 +60,7 @@ class Evidence:
     unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
     whole: Set[str] = frozenset()  # large tensors of which twins compare more than a hash
-    idle: set[str] = field(default_factory=set)  # frozen numbers that by themselves change nothing
+    idle: set[Changed] = field(default_factory=set)  # frozen numbers that by themselves change nothing
     works_with: list[str] = field(default_factory=list)  # memory that differs, and is no result
     of_two: bool = False  # captured and eager work are of two engines: where memory lies says nothing
 
@@ -93,7 +93,7 @@ class Evidence:
     @property
     def is_explained(self) -> bool:
         """Whether anything was found but numbers that change nothing by themselves."""
-        return any(one.subject not in self.idle for one in self.found)
+        return any(one.changed not in self.idle for one in self.found)
 
     def is_idle(self, held: Mapping[Key, Mapping[str, Any]]) -> bool:
         """Whether an eager pass comes to the same where ops get these host values of the capture."""
@@ -411,7 +411,8 @@ def _explained(
         rank, reason = min(found, key=lambda item: item[0])
         if rank != 1 or not is_only_given(new, position, reason.atom.text):
             return reason
-        within = (Reason(atom, a, b, at) for at, atom, a, b in returned(old, new, position))
+        given = reason.old, reason.new
+        within = (Reason(atom, a, b, at) for at, atom, a, b in returned(old, new, position, given))
         within = (one for one in within if not all(map(same, one[1:3], reason[1:3])))  # by another way
         return min(within, key=lambda one: not is_exact(one.old, one.new), default=reason)
     calls = new.lines.positions.inside(position)

@@ -1,7 +1,7 @@
 """frozen-host-value: Python read a value at capture, decided by it, and the value has changed since."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from enum import Enum
 from itertools import chain, islice, takewhile
@@ -26,7 +26,7 @@ from mrv2lab.audit.branches import (
 from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.passes import SETTING
-from mrv2lab.audit.report import Finding, Place
+from mrv2lab.audit.report import Changed, Finding, Place
 from mrv2lab.audit.trace import Event, Key, TensorArgument, Trace, is_elsewhere
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
@@ -60,9 +60,9 @@ def find(evidence: Evidence) -> Findings:
     pairs = list(evidence.pairs())
     passed = [found for pair in pairs for found in _passed(evidence, *pair)]
     others = [*_decided(evidence), *_inside(evidence)]
-    explained = [*_in_order(evidence, passed, {one.subject for _, one in others}), *others]
-    yield from (found for found in explained if found[1].subject in evidence.idle)
-    explained = [found for found in explained if found[1].subject not in evidence.idle]
+    explained = [*_in_order(evidence, passed, {one.changed for _, one in others}), *others]
+    yield from (found for found in explained if found[1].changed in evidence.idle)
+    explained = [found for found in explained if found[1].changed not in evidence.idle]
     known = {(one.key, one.label) for one in passed}
     explained = explained or [found for pair in pairs for found in _unexplained(evidence, *pair, known)]
     yield from explained
@@ -74,27 +74,27 @@ def find(evidence: Evidence) -> Findings:
         yield from islice(chain(_reshaped(evidence), _rearranged(evidence), _alone(evidence)), 1)
 
 
-def _in_order(evidence: Evidence, passed: Sequence[Passed], decisive: Set[str]) -> Findings:
+def _in_order(evidence: Evidence, passed: Sequence[Passed], decisive: Set[Changed]) -> Findings:
     """Behind all else stand numbers that change nothing by themselves, as bounds do that nothing reaches. It
     is asked of those that ops were passed, and which are not `decisive` otherwise."""
-    untried = decisive | {one.finding.subject for one in passed if one.label is None}
-    held: dict[str, Held] = {}
+    untried = decisive | {one.finding.changed for one in passed if one.label is None}
+    held: dict[Changed, Held] = {}
     for one in passed:
-        if one.label is not None and one.finding.subject not in untried:
-            held.setdefault(one.finding.subject, {}).setdefault(one.key, {})[one.label] = one.old
+        if one.label is not None and one.finding.changed not in untried:
+            held.setdefault(one.finding.changed, {}).setdefault(one.key, {})[one.label] = one.old
     if evidence.differs and held and not evidence.passes.draws_on:
         evidence.idle |= _idle(evidence, held)
     for one in passed:
         told = replace(one.finding, evidence=f"{one.finding.evidence}; by itself it changes nothing")
-        is_idle, behind = one.finding.subject in evidence.idle, len(evidence.eager.values) + 1
+        is_idle, behind = one.finding.changed in evidence.idle, len(evidence.eager.values) + 1
         yield (behind + one.at, told) if is_idle else (one.at, one.finding)
 
 
-def _idle(evidence: Evidence, held: Mapping[str, Held]) -> set[str]:
+def _idle(evidence: Evidence, held: Mapping[Changed, Held]) -> set[Changed]:
     """Those that all together change nothing: by halves, as far as passes go."""
     num_left = _MOST_PASSES
 
-    def asked(subjects: Sequence[str]) -> list[str]:
+    def asked(subjects: Sequence[Changed]) -> list[Changed]:
         nonlocal num_left
         if not subjects or not num_left:
             return []
@@ -104,8 +104,15 @@ def _idle(evidence: Evidence, held: Mapping[str, Held]) -> set[str]:
         half = len(subjects) // 2
         return [*asked(subjects[:half]), *asked(subjects[half:])] if half else []
 
-    found = asked(list(held))
-    return set(found) if found and evidence.is_idle(_together(held[one] for one in found)) else set()
+    def are_idle(subjects: Collection[Changed]) -> bool:
+        return evidence.is_idle(_together(held[one] for one in subjects))
+
+    found = set(asked(list(held)))
+    if not found or are_idle(found):
+        return found
+    # Some act together: without one of these the others change nothing.
+    rest = {one for one in found if len(found) == 1 or not are_idle(found - {one})}
+    return rest if rest and are_idle(rest) else set()
 
 
 def _together(held: Iterable[Held]) -> Held:

@@ -42,6 +42,9 @@ class Place:
         return linecache.getline(self.file, self.line).strip()
 
 
+Changed = tuple[str, str]
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong with a captured step."""
@@ -52,6 +55,11 @@ class Finding:
     where: Place | None = None  # the line that read or launched it; None if no line of Python did
     # what it was at capture and what it is now: two values or two addresses; None for other kinds
     change: tuple[Any, Any] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def changed(self) -> Changed:
+        """What it is about, and how that changed: two objects may have the same name."""
+        return self.subject, repr(self.change)
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.subject}", f"    {self.evidence}"]

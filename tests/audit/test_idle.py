@@ -79,6 +79,45 @@ def test_numbers_that_change_something_only_together_keep_their_place(device):
     assert [one[1] for one in found(step, vary, device)] == ["state.one", "state.two", "state.rows"]
 
 
+def test_a_pair_that_acts_together_leaves_others_innocent(device):
+    x = torch.full((4,), 9.0, device=device)
+    state = SimpleNamespace(most=99.0, one=20.0, two=30.0, factor=2.0)
+
+    def step():
+        y = x.clamp(max=state.most)
+        return y.clamp(max=state.one).clamp(max=state.two) * state.factor
+
+    def vary():
+        state.most, state.one, state.two, state.factor = 88.0, 5.0, 5.0, 3.0
+
+    told = found(step, vary, device)
+    assert [one[1] for one in told] == ["state.one", "state.two", "state.factor", "state.most"]
+    assert ["by itself" in one[2] for one in told] == [False, False, False, True]
+
+
+def test_two_objects_of_the_same_name_are_told_apart(device):
+    class Layer:
+        def __init__(self, number):
+            self.number = number
+
+        def bound(self, x):
+            return x.clamp(max=self.number)
+
+        def scale(self, x):
+            return x * self.number
+
+    x, one, two = torch.ones(4, device=device), Layer(99.0), Layer(2.0)
+
+    def step():
+        return two.scale(one.bound(x))
+
+    def vary():
+        one.number, two.number = 88.0, 3.0
+
+    first, *_ = found(step, vary, device)
+    assert first[1] == "self.number" and "was 2.0 at capture, is 3.0 now" in first[2]
+
+
 def test_lists_of_other_lengths_are_not_mixed(device):
     """Of `shifts` (1, 1) and (4,) half would be taken from each."""
     x = torch.arange(12.0, device=device).reshape(3, 4)

@@ -561,3 +561,22 @@ def test_what_torch_is_given_is_not_what_somebody_elses_call_returns(tmp_path):
     vary = partial(held.update, clip=4.0, alpha=2.0, t=1)
     found = audit(scope["step"], vary=vary, backend="emulated").findings
     assert found[0].subject == "s['clip']"
+
+
+UNSURE = [
+    "it * 2 + math.floor(held['calls'] / 1e9)",
+    "it * 2 if not math.isnan(held['calls']) else 0",
+    "it / math.copysign(1.0, held['calls'])",
+]
+
+
+@pytest.mark.parametrize("returned", UNSURE)
+def test_what_a_helper_is_given_comes_first_where_nobody_can_work_out_the_rest(returned, tmp_path):
+    file = tmp_path / "step.py"
+    file.write_text(f"import math\ndef of(it): return {returned}\ndef step(): return x * of(held['it'])\n")
+    held = {"it": 3, "calls": 1}
+    scope = {"x": torch.ones(4), "held": held}
+    exec(compile(file.read_text(), file, "exec"), scope)
+    vary = partial(held.update, it=7, calls=2)
+    found = audit(scope["step"], vary=vary, backend="emulated").findings
+    assert found[0].subject == "held['it']"
