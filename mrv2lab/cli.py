@@ -458,11 +458,12 @@ def audit_model(
     """Audit what vLLM's engine captures of a checkpoint."""
     from mrv2lab.live.audited import job_of_model
     from mrv2lab.live.releases import installed
-    from mrv2lab.live.rung import check
+    from mrv2lab.live.rung import missing_gpus
     from mrv2lab_vllm import TRIED
 
     if find_spec("vllm") is None:  # it may be of any release, but must be there
-        check("lora_short_circuit")
+        lacks = [f"vllm ({', '.join(TRIED)} were tried)", *missing_gpus(1)]
+        raise BadInput(f"audit model needs {' and '.join(lacks)}")
     job = job_of_model(folder, lora or [], engine or [], scenario or [])
     if (release := installed()).rpartition(".")[0] not in TRIED:
         err.print(f"audits were tried with vllm {', '.join(TRIED)}; this is {release}")
