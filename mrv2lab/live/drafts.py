@@ -52,7 +52,9 @@ def left_out(runner: Any) -> str:
     speculator = getattr(runner, "speculator", None)
     if (why := _why_none(runner)) or not any(getattr(speculator, name, False) for name in FUSED):
         return why
-    return "of drafts the first token alone is audited: one graph makes all others"
+    manager = getattr(speculator, "decode_cudagraph_manager", None)
+    has_graphs = any(getattr(manager, "_capture_descs", {}).values())
+    return "of drafts the first token alone is audited: one graph makes all others" if has_graphs else ""
 
 
 def _why_none(runner: Any) -> str:
@@ -65,7 +67,7 @@ def _why_none(runner: Any) -> str:
     if lost := _lacks(type(speculator)):
         return f"drafts of {type(speculator).__name__} are not audited: it has no {lost}"
     if getattr(runner.vllm_config.parallel_config, "tensor_parallel_size", 1) > 1:
-        return "drafts are not audited on several ranks, which do not compare the keys of drafts"
+        return "drafts are not audited on tensor parallel ranks, which do not compare the keys of drafts"
     return ""
 
 
@@ -210,6 +212,8 @@ class Draft(Repeated):
         make = speculator._prefill if is_first else speculator._generate_draft
         slots = held["slot_mappings" if is_first else "slot_mappings_by_layer"]
         more = {name: held.get(name) for name in _MORE} | {"cudagraph_runtime_mode": CUDAGraphMode.NONE}
+        # As the graph has it. A step may want fewer, and then reads nothing of what its last pass moves on.
+        more["num_speculative_steps"] = getattr(speculator, "num_speculative_steps", None)
         make(num_reqs, self.desc.num_tokens, self.metadata, slots, **known(make, more))
         return self._left()
 
@@ -217,9 +221,11 @@ class Draft(Repeated):
         """What is left of each request: its drafted tokens, and what the next pass reads."""
         one, rows = self.speculator, slice(self.locals["num_reqs"])
         buffers = one.input_buffers
-        names = "draft_tokens", "hidden_states", "positions", "seq_lens", "input_ids"
-        left = one.draft_tokens, one.hidden_states, buffers.positions, buffers.seq_lens, buffers.input_ids
-        return {name: memory[rows] for name, memory in zip(names, left, strict=True)}
+        left = {"draft_tokens": one.draft_tokens, "hidden_states": one.hidden_states}
+        left |= {name: getattr(buffers, name) for name in ("positions", "seq_lens", "input_ids")}
+        if hasattr(one, "sample_src_positions"):  # from 0.29.0 on
+            left["sample_src_positions"] = one.sample_src_positions
+        return {name: memory[rows] for name, memory in left.items()}
 
 
 def _apart(one: Any, made: dict[int, Any]) -> Any:
