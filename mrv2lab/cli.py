@@ -490,6 +490,8 @@ def audit_transformers(
         typer.echo(report.to_json() if json else str(report), nl=not json)
     for told in batches.failed:
         err.print(f"not audited: {told}")
+    if batches.num_left:
+        err.print(f"not audited: {counted(batches.num_left, 'graph')} captured, and not replayed")
     has_findings = any(report.findings for report in batches.reports)
     raise typer.Exit(1 if has_findings else 2 if batches.failed else 0)
 

@@ -149,20 +149,26 @@ def job_of_model(
         BadInput: an option without a value, an unknown scenario, or this machine cannot run the engine.
     """
     names = scenarios.chosen(scenario or [FIRST])
-    values: dict[str, Any] = {}
-    for option in options:
-        name, found, text = option.partition("=")
-        if not found:
-            raise BadInput(f"--engine {option}: possible: name=value, an argument of vllm.LLM")
-        try:
-            values[name] = json.loads(text)
-        except ValueError:
-            values[name] = text
+    values = values_of(options, "vllm.LLM")
     check("lora_short_circuit", installed() or TARGET)  # one GPU, and vLLM of any release
     settings = {"model": model, "adapters": list(adapters), "options": values, "scenarios": names}
     # what the caller has set otherwise counts: a runner, for example
     environment = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
     return launch.Job("vllm", model, environment, settings, timeout_s=MODEL_TIMEOUT_S)
+
+
+def values_of(options: Sequence[str], owner: str) -> dict[str, Any]:
+    """What `name=value` says of arguments of an owner: JSON, or else a text. BadInput: there is no value."""
+    values: dict[str, Any] = {}
+    for option in options:
+        name, found, text = option.partition("=")
+        if not found:
+            raise BadInput(f"--engine {option}: possible: name=value, an argument of {owner}")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return values
 
 
 # ---- the process of one audit ----

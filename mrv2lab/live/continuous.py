@@ -5,8 +5,6 @@ graph of a batch's forward pass and sampling, in a warm-up or when the first bat
 that size replay it: the first of these is run both ways here before it is served.
 """
 
-import inspect
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +16,11 @@ from unittest.mock import patch
 import torch
 
 from mrv2lab.audit import AuditReport, Engine, EngineAudit
+from mrv2lab.audit.passes import nothing
 from mrv2lab.errors import AuditError, BadInput
 from mrv2lab.graphs.foreign import observable_graphs
-from mrv2lab.live.v2 import Repeated
+from mrv2lab.live.audited import values_of
+from mrv2lab.live.v2 import Repeated, lacking
 
 RUNNER = "transformers.generation.continuous_batching.model_runner"
 READ = {
@@ -36,10 +36,6 @@ NUM_TOKENS = 4  # that each request is given
 ROUNDS = 2  # of each batch: in the first its sizes are captured
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass
 class Batches:
     """The batches of a process, of which the first replay of each graph is audited.
@@ -53,6 +49,11 @@ class Batches:
     reports: list[AuditReport] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     _captured: dict[int, tuple[Any, EngineAudit]] = field(default_factory=dict)  # by graph, not replayed yet
+
+    @property
+    def num_left(self) -> int:
+        """Graphs that nobody has replayed, so that nothing is known of them."""
+        return len(self._captured)
 
     def capture_graph(self, original: Callable[..., None]) -> Callable[..., None]:
         """`_capture_graph`, watched."""
@@ -123,7 +124,7 @@ class Batches:
                 forward_fn(model, dict(given), *args)
                 return made
 
-            engine = _engine(runner, name, _nothing, run, eager, repeated.put_back)
+            engine = _engine(runner, name, nothing, run, eager, repeated.put_back)
             with _on(buffers.compute_stream):
                 try:
                     self.reports.append(audit.step(engine))
@@ -143,7 +144,7 @@ def _made(buffers: Any, output_ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _engine(
-    runner: Any, name: str, capture: Any, run: Any = _nothing, eager: Any = _nothing, fresh: Any = _nothing
+    runner: Any, name: str, capture: Any, run: Any = nothing, eager: Any = nothing, fresh: Any = nothing
 ) -> Engine:
     anchor, roots = type(runner)._forward_process_and_sample, {"runner": runner}
     return Engine(name, capture, run, eager, anchor=anchor, roots=roots, is_padded=True, fresh=fresh)
@@ -159,17 +160,6 @@ def _on(stream: Any) -> Iterator[None]:
     stream.synchronize()
 
 
-def lacks(runner: type) -> str:
-    """What a `ModelRunner` of another release has not, in words; empty if it has all."""
-    for name, read in READ.items():
-        if (method := getattr(runner, name, None)) is None:
-            return name
-        code = inspect.unwrap(method).__code__
-        if lost := sorted(read - {*code.co_varnames, *code.co_cellvars}):
-            return f"{', '.join(lost)} in {name}"
-    return ""
-
-
 @contextmanager
 def attached(backend: str = "cuda") -> Iterator[Batches]:
     """Batches that are served inside are audited.
@@ -183,7 +173,7 @@ def attached(backend: str = "cuda") -> Iterator[Batches]:
         runner = import_module(RUNNER).ModelRunner
     except (ImportError, AttributeError) as error:
         raise BadInput(f"continuous batching of transformers is not here: {error}") from error
-    if lost := lacks(runner):
+    if lost := lacking(runner, READ):
         raise BadInput(f"continuous batching of this transformers has no {lost}, which an audit reads")
     batches = Batches(backend)
     with observable_graphs(), ExitStack() as stack:
@@ -207,7 +197,9 @@ def audit_checkpoint(folder: str, options: Sequence[str] = (), attention: str = 
         BadInput: transformers is not there, or an option is none of its own.
         AuditError: no graph was replayed.
     """
-    given = {"use_cuda_graph": True, "max_memory_percent": 0.1} | dict(map(_option, options))
+    given = {"use_cuda_graph": True, "max_memory_percent": 0.1} | values_of(
+        options, "ContinuousBatchingConfig"
+    )
     with attached() as batches:
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
@@ -234,16 +226,6 @@ def audit_checkpoint(folder: str, options: Sequence[str] = (), attention: str = 
             "no graph was replayed: is use_cuda_graph off, or did each batch have a size of its own?"
         )
     return batches
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise BadInput(f"--engine {text}: possible: name=value, of ContinuousBatchingConfig")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _prompts(number: int, turn: int, vocab_size: int) -> list[list[int]]:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from mrv2lab.live import v1
-from mrv2lab.live.v2 import Meeting, Repeated, known
+from mrv2lab.live.v2 import Meeting, Repeated, known, lacking
 
 MANAGERS = "prefill_cudagraph_manager", "decode_cudagraph_manager"
 READ = {
@@ -73,12 +73,8 @@ def _why_none(runner: Any) -> str:
 
 def _lacks(kind: type) -> str:
     """What a speculator of another kind, or of another release, has not; empty if it has all."""
-    for name, read in READ.items():
-        if (method := getattr(kind, name, None)) is None:
-            return name
-        code = inspect.unwrap(method).__code__  # it is decorated
-        if lost := sorted(read - {*code.co_varnames, *code.co_cellvars}):
-            return f"{', '.join(lost)} in {name}"
+    if lost := lacking(kind, READ):
+        return lost
     for name in "_prefill", "_generate_draft":
         method = getattr(kind, name)
         try:

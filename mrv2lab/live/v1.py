@@ -6,7 +6,6 @@ the same call in a context whose mode is NONE is the step without graphs, and wi
 chooses: from 0.28.0 on a few models ask for it. Read in vLLM 0.23.0 to 0.33.0.
 """
 
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mrv2lab.errors import AuditError
-from mrv2lab.live.v2 import Meeting, Repeated, model_of, require_repeatable, rows
+from mrv2lab.live.v2 import Meeting, Repeated, locals_of, model_of, require_repeatable, rows
 
 FORWARD, BUILD = "_model_forward", "_build_attention_metadata"
 """Methods of the runner: the first one no other runner has, the second one makes what attention reads."""
@@ -44,10 +43,8 @@ class Key(NamedTuple):
 
 def check(runner: Any) -> None:
     """AuditError: what this runner prepares for a step cannot be read."""
-    execute_model = inspect.unwrap(type(runner).execute_model)  # it is decorated
     methods = (name for name in (FORWARD, BUILD) if hasattr(runner, name))
-    code = execute_model.__code__
-    there = {*code.co_varnames, *code.co_cellvars, *methods}
+    there = {*locals_of(type(runner).execute_model), *methods}
     if lost := sorted({NUM_TOKENS, FORWARD, BUILD} - there):
         raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
     parallel = runner.vllm_config.parallel_config

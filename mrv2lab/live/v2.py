@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -42,6 +42,23 @@ def check(runner: Any) -> None:
     if lost := sorted(READ - there) or ([] if there & {*ACROSS} else [" or ".join(ACROSS)]):
         raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
     require_repeatable(runner)
+
+
+def locals_of(method: Any) -> set[str]:
+    """Local variables of a method, which may be decorated."""
+    code = inspect.unwrap(method).__code__
+    return {*code.co_varnames, *code.co_cellvars}
+
+
+def lacking(kind: type, read: Mapping[str, Set[str]]) -> str:
+    """What a class of another release has not, in words, of methods and local variables that are read there;
+    empty if it has all."""
+    for name, names in read.items():
+        if (method := getattr(kind, name, None)) is None:
+            return name
+        if lost := sorted(names - locals_of(method)):
+            return f"{', '.join(lost)} in {name}"
+    return ""
 
 
 def require_repeatable(runner: Any) -> None:

@@ -11,7 +11,9 @@ from mrv2lab.cli import app
 from mrv2lab.errors import AuditError, BadInput
 from mrv2lab.graphs import capture
 from mrv2lab.live import continuous
+from mrv2lab.live.audited import values_of
 from mrv2lab.live.continuous import Batches
+from mrv2lab.live.v2 import lacking
 
 VOCAB = 16
 
@@ -163,7 +165,7 @@ def test_an_error_of_the_runners_own_capture_is_raised_once(behind, watched, mon
     assert len(calls) == 1 and not batches.failed
 
 
-def test_batch_data_stays_as_it_was(watched):
+def test_each_pass_is_told_which_logits_to_keep(watched):
     cls, _ = watched
     runner, seen = cls(), []
 
@@ -224,16 +226,16 @@ def test_a_runner_of_another_release_is_told():
             graph = model
             return graph
 
-    assert continuous.lacks(Runner) == ""
-    assert continuous.lacks(Other) == "batch_data in compute_batch"
-    assert continuous.lacks(type("None", (), {})) == "compute_batch"
+    assert lacking(Runner, continuous.READ) == ""
+    assert lacking(Other, continuous.READ) == "batch_data in compute_batch"
+    assert lacking(type("None", (), {}), continuous.READ) == "compute_batch"
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="make source installs transformers")
 def test_the_runner_of_the_installed_transformers_can_be_read():
     from transformers.generation.continuous_batching.model_runner import ModelRunner
 
-    assert continuous.lacks(ModelRunner) == ""
+    assert lacking(ModelRunner, continuous.READ) == ""
 
 
 def test_without_transformers_that_is_told(monkeypatch):
@@ -249,9 +251,9 @@ def test_without_transformers_that_is_told(monkeypatch):
     ("option", "made"), [("a=1", ("a", 1)), ("a=true", ("a", True)), ("a=fifo", ("a", "fifo"))]
 )
 def test_options_are_values_or_texts(option, made):
-    assert continuous._option(option) == made
-    with pytest.raises(BadInput, match="name=value"):
-        continuous._option("a")
+    assert values_of([option], "vllm.LLM") == dict([made])
+    with pytest.raises(BadInput, match=r"name=value, an argument of vllm\.LLM"):
+        values_of(["a"], "vllm.LLM")
 
 
 def test_each_round_serves_other_tokens_of_the_same_lengths():
@@ -277,3 +279,7 @@ def test_the_command_prints_reports_and_fails_on_what_could_not_be_audited(faile
     told = CliRunner().invoke(app, ["audit", "transformers", "folder"])
     assert told.exit_code == len(failed) * 2
     assert "audit of Model, 2 tokens, 0 read" in told.output and all(one in told.output for one in failed)
+    assert "not replayed" not in told.output
+    runner.serve(model, PROMPTS[2])  # captured, and no more
+    told = CliRunner().invoke(app, ["audit", "transformers", "folder"])
+    assert "1 graph captured, and not replayed" in told.output

@@ -300,13 +300,20 @@ def test_drafts_of_the_other_runner_are_told():
     assert drafts.left_out(SimpleNamespace()) == drafts.left_out(SimpleNamespace(speculator=None)) == ""
 
 
-def test_a_server_audits_and_checks_drafts_and_no_dummy_runs(monkeypatch, tmp_path):
+@pytest.fixture
+def serving(monkeypatch, tmp_path):
+    """A runner that serves, and checks of every second replay."""
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path))
     runner = Drafting()
     served = Served(every=2, runner=runner)
     served.backend = "emulated"
     served.watch_capture(runner, runner.capture_model)
     served.begin()
+    return runner, served
+
+
+def test_a_server_audits_and_checks_drafts_and_no_dummy_runs(serving):
+    runner, served = serving
     runner.serve([1.0, 2.0], dummy_run=True)
     assert not [key for key in served.found if isinstance(key, Key)]
     for number in range(6):
@@ -316,14 +323,9 @@ def test_a_server_audits_and_checks_drafts_and_no_dummy_runs(monkeypatch, tmp_pa
     assert served.num["checks"] == 4 * 3 and not served.num["apart"] and not served.num["failed"]
 
 
-def test_a_check_sees_a_draft_that_goes_wrong_while_it_serves(monkeypatch, tmp_path):
+def test_a_check_sees_a_draft_that_goes_wrong_while_it_serves(serving):
     """What a pass leaves lies in the speculator's buffers, which the eager pass writes as well."""
-    monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path))
-    runner = Drafting()
-    served = Served(every=2, runner=runner)
-    served.backend = "emulated"
-    served.watch_capture(runner, runner.capture_model)
-    served.begin()
+    runner, served = serving
     runner.serve([1.0, 2.0])
     runner.speculator.model.scale = 3.0
     runner.serve([3.0, 4.0])
