@@ -55,7 +55,6 @@ def _numpy_first(name: str, *_: object) -> None:
 
 _Job = tuple[str, list[str], list[dict[str, Any]]]  # a case, some of its variants, the options of each run
 
-_ONE_THREAD = "OMP_NUM_THREADS", "1"  # for processes side by side, whose threads would fight for cores
 _UNWRITABLE = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR}
 _UNWRITABLE |= {errno.EDQUOT, errno.EFBIG, errno.EPERM, errno.EROFS}
 
@@ -341,7 +340,6 @@ def run_sweep(
     if not (found := re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", shard)) or int(found[1]) > int(found[2]):
         raise BadInput(f"--shard takes i/n with i from 1 to n, not {shard}")
     with _progress("starting") as progress:
-        os.environ.setdefault(*_ONE_THREAD)
         from mrv2lab.results import check_place
         from mrv2lab.sweep import Grid, sweep
 
@@ -1081,7 +1079,7 @@ def _run(
     if at_once == 1:
         each = (_run_case(*job, engine, partial(_bar, progress)) for job in jobs)
     else:
-        os.environ.setdefault(*_ONE_THREAD)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # side by side their threads would fight for cores
         done, each = _counter(progress, "running", len(jobs)), forks.each(_run_case, jobs, at_once)
     for (name, *_), ran in zip(jobs, each, strict=True):
         if at_once > 1:

@@ -32,6 +32,8 @@ from mrv2lab.errors import BadInput
 _T = TypeVar("_T")
 
 _ROOM = 1 << 16  # bytes that a disk must have left for a log
+_LATE = "torch.fx.experimental.symbolic_shapes"
+"""What torch imports, SymPy with it, when it first takes a matmul apart: a third of a second in each fork."""
 _FORKS = multiprocessing.get_context("forkserver")
 _starting = threading.Lock()
 _get_preparation_data = spawn.get_preparation_data
@@ -254,7 +256,7 @@ class _Call:
 
     def __init__(self, work: Callable[..., Any], *args: Any, outlives: bool = False):
         self.told, end = _FORKS.Pipe(duplex=False)
-        self._fork = Fork(_tell, end, work, *args, modules=[work.__module__], outlives=outlives)
+        self._fork = Fork(_tell, end, work, *args, modules=[work.__module__, _LATE], outlives=outlives)
         self.end = self._fork.end
         end.close()
 

@@ -143,6 +143,8 @@ Each = Callable[[Callable[..., str], Sequence[Cell]], Iterable[str]]
 
 @contextmanager
 def _here(folder: Path, workers: int, address: str | None) -> Iterator[Each]:
+    if workers > 1:  # side by side their threads would fight for cores; the server of forks begins with it
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     left, leave = Pipe(duplex=False)
     with left, ThreadPoolExecutor(workers) as pool:
         try:
