@@ -7,7 +7,6 @@ result. Which files these are is read off the code's own imports, from the modul
 import ast
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,6 +19,8 @@ _MODULE = re.compile(r"\w+(/\w+)*\.py")  # a path that stays below the package
 _TOLD = prose.beside(__file__)
 APART: tuple[str, ...] = _TOLD["apart"]
 ELSEWHERE: dict[str, tuple[str, ...]] = _TOLD["elsewhere"]
+READ: dict[Path, tuple[str, list[str]]] = {}
+"""What this process runs is what it has read once, whatever becomes of the file; so are its forks told."""
 
 
 def of_run(case: str, rung: str) -> dict[str, str]:
@@ -86,11 +87,12 @@ def _names(file: str) -> set[str]:
     return {".".join(names[: n + 1]) for n in range(len(names))}
 
 
-@cache  # what this process runs is what it has read once, whatever becomes of the file
 def _read(path: Path) -> tuple[str, list[str]]:
     """The hash of what a file means, and what it imports."""
-    tree = ast.parse(path.read_bytes())
-    return sha256(_meaning(tree).encode()).hexdigest()[:12], list(_imports(tree))
+    if path not in READ:
+        tree = ast.parse(path.read_bytes())
+        READ[path] = sha256(_meaning(tree).encode()).hexdigest()[:12], list(_imports(tree))
+    return READ[path]
 
 
 def _meaning(node: object) -> str:

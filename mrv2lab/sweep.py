@@ -232,7 +232,12 @@ def _run(cell: Cell, folder: Path, waits: bool, until: Sequence[Connection] = ()
     with suppress(RecordError):  # whoever holds the cell's lock sets it aside
         if cell.kept(folder):
             return _DONE
-    return _told(cell, forks.apart, cell.run, folder, waits, outlives=True, until=until)
+    return _told(cell, forks.apart, _begin, cell, folder, waits, dict(sources.READ), outlives=True, until=until)
+
+
+def _begin(cell: Cell, folder: Path, waits: bool, read: dict[Path, tuple[str, list[str]]]) -> str:
+    sources.READ.update(read)  # a fork would take as long to read all that again as to run the least
+    return cell.run(folder, waits)
 
 
 def _tell(line: str) -> None:

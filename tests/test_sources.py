@@ -32,7 +32,7 @@ def package(tmp_path, monkeypatch):
     shutil.copytree(sources.PACKAGE, tmp_path / "mrv2lab", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(sources, "PACKAGE", tmp_path / "mrv2lab")
     yield tmp_path / "mrv2lab"
-    sources._read.cache_clear()
+    sources.READ.clear()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_changed_constant_is_seen_and_a_record_says_where(package):
         text = (package / file).read_text()
         assert old in text
         (package / file).write_text(text.replace(old, " 2", 1))
-    sources._read.cache_clear()
+    sources.READ.clear()
     assert made.since == "; the code has changed since" and made.changed == ["graphs", "runner"]
     assert made.label == f"{told}; the code has changed since"
 
@@ -110,7 +110,7 @@ def test_a_module_that_is_no_python_has_changed(package):
     made = {"verdict.py": sources.of("emulated", "verdict")["verdict.py"]}
     for wrong in (b"def", b"\xff", b"x\0"):
         (package / "verdict.py").write_bytes(wrong)
-        sources._read.cache_clear()
+        sources.READ.clear()
         assert sources.changed(made) == ["verdict.py"]
 
 
@@ -122,7 +122,7 @@ def test_comments_docstrings_and_format_change_nothing(package):
             if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node):
                 node.body[0].value.value = "Other words."
         file.write_text(f"# a comment\n\n{ast.unparse(tree)}\n")  # without comments, in another format
-    sources._read.cache_clear()
+    sources.READ.clear()
     assert sources.changed(made) == []
 
 
