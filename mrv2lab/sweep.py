@@ -232,7 +232,8 @@ def _run(cell: Cell, folder: Path, waits: bool, until: Sequence[Connection] = ()
     with suppress(RecordError):  # whoever holds the cell's lock sets it aside
         if cell.kept(folder):
             return _DONE
-    return _told(cell, forks.apart, _begin, cell, folder, waits, dict(sources.READ), outlives=True, until=until)
+    given = cell, folder, waits, dict(sources.READ)
+    return _told(cell, forks.apart, _begin, *given, outlives=True, until=until)
 
 
 def _begin(cell: Cell, folder: Path, waits: bool, read: dict[Path, tuple[str, list[str]]]) -> str:
