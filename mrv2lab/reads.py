@@ -262,9 +262,9 @@ class Reads(Lines):
                 source = f"getattr({held.source}, {key!r})"
         elif not is_attribute and _is_tensor(owner):
             values = host_values(owner) if self._is_hosts(owner) and owner.dim() == 1 else None
-            source, value = f"host_values({held.source}){told}", atoms._element(values, key)
+            source, value = f"host_values({held.source}){told}", atoms.element(values, key)
         elif not is_attribute:
-            value = atoms._element(owner, key)
+            value = atoms.element(owner, key)
         if value is MISSING or self._is_made(value):
             return None
         return Held(value, source, held.root, held.name + told)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
@@ -89,7 +90,7 @@ class Atom:
                 return MISSING
             if isinstance(key, Atom):
                 key = key.value(frame, names)
-            owner, found = found, attribute(found, key) if is_attribute else _element(found, key)
+            owner, found = found, attribute(found, key) if is_attribute else element(found, key)
         if found is MISSING:
             is_known = (self.is_there or self.default is not MISSING) and _lacks(owner, is_attribute, key)
             return MISSING if not is_known else False if self.is_there else self.default
@@ -148,7 +149,7 @@ def _dict_of(owner: Any) -> dict[str, Any]:
     return dict(found) if not isinstance(found, dict) else found
 
 
-def _element(owner: Any, key: Any) -> Any:
+def element(owner: Any, key: Any) -> Any:
     if _is(owner, torch.Tensor):
         values = host_values(owner) if _plays_host(owner) else None
         owner = values if values is not None and owner.dim() == 1 else None
@@ -378,7 +379,7 @@ def forget_sources() -> None:
     known = len(linecache.cache)
     linecache.checkcache()
     if len(linecache.cache) < known:
-        for kept in (_atoms_at, _statements, function_at, assigned_at):
+        for kept in (_atoms_at, _statements, expression_at, function_at, assigned_at):
             kept.cache_clear()
 
 
@@ -398,6 +399,26 @@ def _statements(file: str) -> dict[int, list[ast.stmt]]:
             for line in range(node.lineno, last + 1):
                 found.setdefault(line, []).append(node)
     return found
+
+
+@functools.cache
+def expression_at(file: str, code: CodeType, line: int, spot: int) -> ast.expr | None:
+    """The expression of a statement to which an instruction belongs, by its offset; None where the code does
+    not tell, and of what stores: what is stored stands beside it."""
+    span = next(islice(code.co_positions(), spot // 2, None), None) if spot >= 0 else None
+    nodes = (n for one in statements_at(file, line) for n in ast.walk(one) if isinstance(n, ast.expr))
+    node = next((node for node in nodes if _span(node) == span), None)
+    return node if isinstance(getattr(node, "ctx", ast.Load()), ast.Load) else None
+
+
+def _span(node: ast.expr) -> tuple[int, int | None, int, int | None]:
+    """As the compiler gives it to the last instruction: the lines, and where in them. The call of a method
+    begins at its name where that stands on a line of its own."""
+    begin = node.lineno, node.col_offset
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name, end_lineno=int(line), end_col_offset=int(column))):
+            begin = begin if line == node.lineno else (line, column - len(name))
+    return begin[0], node.end_lineno, begin[1], node.end_col_offset
 
 
 def statements_at(file: str, line: int) -> list[ast.stmt]:

@@ -201,20 +201,22 @@ def _called(trace: Trace, position: int) -> set[str]:
     return {_text(node.func) for node in nodes if isinstance(node, ast.Call)}
 
 
-def behind_locals(old: Trace, new: Trace, position: int) -> Cause | None:
-    """What decided one of the local variables of a statement, if that is state."""
-    parts = [n for statement in new.lines.positions.statements(position) for n in ast.walk(statement)]
+def behind_locals(old: Trace, new: Trace, position: int, spot: int = -1) -> Cause | None:
+    """What decided one of the local variables of a statement, or of one of its expressions, if that is
+    state."""
+    parts = [n for one in _expressions(new, position, spot) for n in ast.walk(one)]
     loaded = dict.fromkeys(n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
     return next(filter(None, (_assigned(old, new, position, name) for name in loaded)), None)
 
 
-def handed_down(old: Trace, new: Trace, position: int) -> Cause | None:
-    """What decided a variable of a caller's that hands an object down to a statement, if that is state."""
-    chain, positions = new.lines.positions.chain(position), new.lines.positions
-    wanted = _objects(new, position, positions.statements(position))
-    for at, caller in pairwise(chain):
+def handed_down(old: Trace, new: Trace, position: int, spot: int = -1) -> Cause | None:
+    """What decided a variable of a caller's that hands an object down to an expression, if that is state."""
+    positions = new.lines.positions
+    wanted = _objects(new, position, _expressions(new, position, spot))
+    for (at, _), (caller, spot_) in pairwise(spots(new, position, spot)):
         function = positions.function(at)
-        given = [node for call in _calls(new, caller, function) for node in _given(call, function, wanted)]
+        call = positions.expression(caller, spot_)
+        given = [*_given(call, function, wanted)] if isinstance(call, ast.Call) else []
         wanted = _objects(new, caller, given)
         found = (_assigned(old, new, caller, name) for name in wanted)
         if (cause := next(filter(None, found), None)) is not None or not wanted:
@@ -228,14 +230,6 @@ def _objects(trace: Trace, position: int, nodes: Iterable[ast.AST]) -> dict[str,
     read, values = trace.lines.positions.atoms(position), trace.values.get(position, ())
     plain = {a.text for a, value in zip(read, values, strict=False) if type(value) in SCALARS}
     return dict.fromkeys(name for name in loaded if name not in plain)
-
-
-def _calls(trace: Trace, position: int, function: ast.AST | None) -> list[ast.Call]:
-    """Where a line calls a function; of one that is called by another name, as a layer is, any call."""
-    parts = (n for statement in trace.lines.positions.statements(position) for n in ast.walk(statement))
-    calls, name = [n for n in parts if isinstance(n, ast.Call)], getattr(function, "name", "")
-    named = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", None)) == name]
-    return named or (calls if name in ("forward", "__call__", "") else [])
 
 
 def _given(call: ast.Call, function: ast.AST | None, wanted: Mapping[str, None]) -> Iterator[ast.expr]:
@@ -354,6 +348,26 @@ _KNOWN = (
     *(ast.Constant, ast.BoolOp, ast.IfExp, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Compare),
     *(ast.boolop, ast.unaryop, ast.operator, ast.cmpop, ast.expr_context),
 )
+
+
+def spots(trace: Trace, position: int, spot: int) -> Iterator[tuple[int, int]]:
+    """A position and those it was called from, innermost first, each with the instruction that runs there."""
+    for at in trace.lines.positions.chain(position):
+        yield at, spot
+        spot = trace.lines.called_by(at)
+
+
+def sources_behind(old: Trace, new: Trace, position: int, spot: int) -> set[str] | None:
+    """The sources of all that the expression of an instruction is worked out from; None if it is unknown."""
+    node = new.lines.positions.expression(position, spot)
+    is_both = position in old.values and position in new.values
+    return _Line(old, new, position).texts_behind([node]) if node is not None and is_both else None
+
+
+def _expressions(trace: Trace, position: int, spot: int) -> list[ast.AST]:
+    """That of an instruction; where it is not known the statements at its line."""
+    node = trace.lines.positions.expression(position, spot)
+    return [*trace.lines.positions.statements(position)] if node is None else [node]
 
 
 def deciding(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]]:

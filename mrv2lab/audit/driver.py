@@ -443,8 +443,8 @@ def _unsteady(first: Trace, second: Trace) -> dict[Place | None, tuple[str, bool
         place, at = second.place(event), event.key[0]
         for label, old, new in twin.scalars_with(event) if (twin := first.get(event.key)) else ():
             if place not in found and not same(old, new):
-                reason = explain(first, second, at, (old, new))
-                is_state = (reason and reason.atom.is_state) or behind_locals(first, second, at)
+                reason = explain(first, second, at, (old, new), event.spot)
+                is_state = (reason and reason.atom.is_state) or behind_locals(first, second, at, event.spot)
                 found[place] = f"{event.name} got {label}={old!r}, then {new!r}, at {place}", bool(is_state)
     return found
 
@@ -454,7 +454,8 @@ def _findings(evidence: Evidence) -> list[Finding]:
     is_told = False
     for group in ORDER:
         asked = {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.is_explained}
-        kinds = [kind for kind in group if asked[kind.ASKED]]
+        # Causes last: they ask for passes, and what these leave others would see.
+        kinds = sorted((kind for kind in group if asked[kind.ASKED]), key=lambda kind: -kind.RANK)
         found = [(at, kind.RANK, finding) for kind in kinds for at, finding in kind.find(evidence)]
         # In the order in which the eager pass meets them; at one place causes come first.
         new = [finding for _, _, finding in sorted(found, key=lambda item: item[:2])]
@@ -468,7 +469,7 @@ def _findings(evidence: Evidence) -> list[Finding]:
         evidence.found += new
         if evidence.is_explained and group is ORDER[0]:
             break
-    evidence.found.sort(key=lambda one: one.changed in evidence.idle)
+    evidence.found.sort(key=evidence.hangs_on_idle)
     evidence.passes.notes += _notes(evidence)
     return evidence.found
 

@@ -13,7 +13,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
-from mrv2lab.audit.branches import Cause, deciding, is_only_given, returned
+from mrv2lab.audit.branches import Cause, cause_of, deciding, is_only_given, returned, sources_behind, spots
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import num_owners, pattern, put, storage_of
 from mrv2lab.audit.passes import Pass, Passes
@@ -92,14 +92,29 @@ class Evidence:
 
     @property
     def is_explained(self) -> bool:
-        """Whether anything was found but numbers that change nothing by themselves."""
-        return any(one.changed not in self.idle for one in self.found)
+        """Whether anything was found but values that change nothing by themselves."""
+        return not all(map(self.hangs_on_idle, self.found))
 
-    def is_idle(self, held: Mapping[Key, Mapping[str, Any]]) -> bool:
-        """Whether an eager pass comes to the same where ops get these host values of the capture."""
+    def hangs_on_idle(self, found: Finding) -> bool:
+        """Whether it is about a value that changes nothing by itself, or about what one decides."""
+        return not self.idle.isdisjoint({found.changed, found.by})
+
+    def decided(self, event: Event) -> Cause | None:
+        """What led only the eager pass to its work."""
+        found = (cause_of(one.trace, self.eager, event.key[0]) for one in self.replayed)
+        return next(filter(None, found), None)
+
+    def is_idle(
+        self, held: Mapping[Key, Mapping[str, Any]], bound: Mapping[str, Any], parted: Set[Key]
+    ) -> bool:
+        """Whether an eager pass comes to the same with these host values of the capture: what ops get, and
+        what paths lead to. Where it does not part from the eager pass by this work, as the capture did, it
+        asks something else as well, and nobody can tell."""
         try:
-            made = self.passes.eager(held=held).results
+            trace, made = (one := self.passes.eager(held=held, bound=bound)).trace, one.results
         except AuditError:  # of another shape, say
+            return False
+        if any((trace.get(key) is None) is (self.eager.get(key) is None) for key in parted):
             return False
         r = self.results
         both = Comparison(made, r.eager, r.again, r.is_one, r.name_of, r.nudged, is_scratch=r.is_scratch)
@@ -278,7 +293,10 @@ class Evidence:
         for captured, event, trace in self.pairs():
             both = [(old, new) for old, new in captured.tensors_with(event) if old and new]
             is_other = event.is_work and any(old.shape != new.shape for old, new in both)
-            if is_other and (reason := explain(trace, self.eager, event.key[0], None)) is not None:
+            if (
+                is_other
+                and (reason := explain(trace, self.eager, event.key[0], None, event.spot)) is not None
+            ):
                 return event, reason
         return None
 
@@ -379,37 +397,55 @@ class Reason(NamedTuple):
     old: Any
     new: Any
     position: int
+    is_near: bool = True  # it stands in the very expression, and not only beside it in the statement
 
     @property
     def cause(self) -> Cause:
         return self.atom.text, self.old, self.new, self.position
 
 
-def explain(old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None) -> Reason | None:
+def explain(
+    old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None, spot: int = -1
+) -> Reason | None:
     """The host value behind a difference at a line; of `values` that were passed, if it is one of values.
 
     First comes a value that outlives the function and is exactly what was passed; then one that the very
-    statement uses; then a local variable that is exactly what was passed; then what callers used, the
-    innermost first. Only then what a function saw that the line calls: what was passed, or else the first.
+    expression uses; then a local variable that is exactly what was passed; then what callers used, the
+    innermost first; then what stands beside it in a statement. Only then what a function saw that the line
+    calls: what was passed, or else the first.
+
+    Args:
+        spot: the instruction at the line, as of `Event`; without one any expression of it may be meant.
     """
-    return _explained(old, new, position, values, deciding) or _explained(old, new, position, values, changed)
+    given = old, new, position, values, spot
+    return _explained(*given, deciding) or _explained(*given, changed)
 
 
 def _explained(
-    old: Trace, new: Trace, position: int, values: tuple[Any, Any] | None, differing: Callable[..., Any]
+    old: Trace,
+    new: Trace,
+    position: int,
+    values: tuple[Any, Any] | None,
+    spot: int,
+    differing: Callable[..., Any],
 ) -> Reason | None:
     def is_exact(before: Any, after: Any) -> bool:
         return values is not None and same(before, values[0]) and same(after, values[1])
 
     found: list[tuple[int, Reason]] = []
-    for at in new.lines.positions.chain(position):
+    for at, spot_ in spots(new, position, spot):
+        near = sources_behind(old, new, at, spot_)
         for atom, before, after in differing(old, new, at):
-            exact = is_exact(before, after)
-            ranks = (exact and atom.is_state, at == position and atom.is_state, exact, atom.is_state, True)
-            found.append((ranks.index(True), Reason(atom, before, after, at)))
+            exact, is_near = is_exact(before, after), near is None or atom.text in near
+            ranks = (
+                *(exact and atom.is_state and is_near, exact and atom.is_state),
+                *(at == position and atom.is_state and is_near, exact, atom.is_state and is_near),
+                *(atom.is_state, True),
+            )
+            found.append((ranks.index(True), Reason(atom, before, after, at, is_near)))
     if found:
         rank, reason = min(found, key=lambda item: item[0])
-        if rank != 1 or not is_only_given(new, position, reason.atom.text):
+        if rank != 2 or not is_only_given(new, position, reason.atom.text):
             return reason
         given = reason.old, reason.new
         within = (Reason(atom, a, b, at) for at, atom, a, b in returned(old, new, position, given))

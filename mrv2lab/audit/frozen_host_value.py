@@ -20,13 +20,14 @@ from mrv2lab.audit.branches import (
     is_made_here,
     led_to,
     parted_before,
+    spots,
     stored_at,
     turned,
 )
 from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.passes import SETTING
-from mrv2lab.audit.report import Changed, Finding, Place
+from mrv2lab.audit.report import Changed, Finding, Place, changed_as
 from mrv2lab.audit.trace import Event, Key, TensorArgument, Trace, is_elsewhere
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
@@ -37,7 +38,14 @@ _LONG = 200  # characters
 ASKED = "differ"
 _MOST_PASSES = 12  # eager ones, to ask which numbers change nothing
 _ADDRESS = 1 << 32  # of an integer: it may be one, or a handle, and what it led to is gone
-Held = dict[Key, dict[str, Any]]  # other host values for work, by parameter
+
+
+class Other(NamedTuple):
+    """How an eager pass gets a host value of the capture."""
+
+    held: dict[Key, dict[str, Any]]  # what ops are given, by parameter
+    bound: dict[str, Any]  # what can be reached from the step, by path
+    parted: set[Key]  # what the pass is then to do, or to leave, as the capture did
 
 
 class Passed(NamedTuple):
@@ -59,8 +67,11 @@ def find(evidence: Evidence) -> Findings:
     """
     pairs = list(evidence.pairs())
     passed = [found for pair in pairs for found in _passed(evidence, *pair)]
-    others = [*_decided(evidence), *_inside(evidence)]
-    explained = [*_in_order(evidence, passed, {one.changed for _, one in others}), *others]
+    parted = [*_parted(evidence)]
+    others = [*_decided(evidence, parted), *_inside(evidence)]
+    if evidence.differs and not evidence.passes.draws_on:
+        evidence.idle |= _idle(evidence, _ways(evidence, passed, [one for _, one in others], parted))
+    explained = [*_in_order(evidence, [*((one.at, one.finding) for one in passed), *others])]
     yield from (found for found in explained if found[1].changed in evidence.idle)
     explained = [found for found in explained if found[1].changed not in evidence.idle]
     known = {(one.key, one.label) for one in passed}
@@ -74,40 +85,62 @@ def find(evidence: Evidence) -> Findings:
         yield from islice(chain(_reshaped(evidence), _rearranged(evidence), _alone(evidence)), 1)
 
 
-def _in_order(evidence: Evidence, passed: Sequence[Passed], decisive: Set[Changed]) -> Findings:
-    """Behind all else stand numbers that change nothing by themselves, as bounds do that nothing reaches. It
-    is asked of those that ops were passed, and which are not `decisive` otherwise."""
-    untried = decisive | {one.finding.changed for one in passed if one.label is None}
-    held: dict[Changed, Held] = {}
+def _in_order(evidence: Evidence, found: Iterable[tuple[int, Finding]]) -> Findings:
+    """Behind all else stand values that change nothing by themselves, as bounds do that nothing reaches, or a
+    branch to work that comes to nothing."""
+    behind = len(evidence.eager.values) + 1
+    for at, one in found:
+        if one.changed in evidence.idle:
+            at, one = behind + at, replace(one, evidence=f"{one.evidence}; by itself it changes nothing")
+        yield at, one
+
+
+def _ways(
+    evidence: Evidence,
+    passed: Sequence[Passed],
+    others: Sequence[Finding],
+    parted: Sequence[tuple[Cause, Event]],
+) -> dict[Changed, Other]:
+    """How eager passes get values of the capture: those that can be reached are bound there, as all that have
+    changed alike; what ops alone were passed is handed to these."""
+    found, eager = dict[Changed, Other](), evidence.eager
+    untried = {one.changed for one in others} | {one.finding.changed for one in passed if one.label is None}
     for one in passed:
         if one.label is not None and one.finding.changed not in untried:
-            held.setdefault(one.finding.changed, {}).setdefault(one.key, {})[one.label] = one.old
-    if evidence.differs and held and not evidence.passes.draws_on:
-        evidence.idle |= _idle(evidence, held)
-    for one in passed:
-        told = replace(one.finding, evidence=f"{one.finding.evidence}; by itself it changes nothing")
-        is_idle, behind = one.finding.changed in evidence.idle, len(evidence.eager.values) + 1
-        yield (behind + one.at, told) if is_idle else (one.at, one.finding)
+            other = found.setdefault(one.finding.changed, Other({}, {}, set()))
+            other.held.setdefault(one.key, {})[one.label] = one.old
+    # A kernel that mixed values lead astray would end the process on a GPU.
+    may_fault = evidence.session.backend == "cuda" and any(one.sort == "launch" for one in eager.own())
+    changes = {} if may_fault or evidence.session.opaque else _changes(evidence)
+    for told in [*(one.finding for one in passed), *others]:
+        old, new = told.change or (MISSING, MISSING)
+        paths = [path for path, both in changes.items() if same(both[0], old) and same(both[1], new)]
+        is_kept = all(same(evidence.left[2].get(path, new), new) for path in paths)
+        is_plain = type(old) in SCALARS and type(new) in SCALARS
+        if paths and is_plain and is_kept and all(map(evidence.passes.binder, paths)):
+            keys = {event.key for cause, event in parted if changed_as(*cause[:3]) == told.changed}
+            found[told.changed] = Other({}, dict.fromkeys(paths, old), keys)
+    return found
 
 
-def _idle(evidence: Evidence, held: Mapping[Changed, Held]) -> set[Changed]:
+def _idle(evidence: Evidence, ways: Mapping[Changed, Other]) -> set[Changed]:
     """Those that all together change nothing: by halves, as far as passes go."""
     num_left = _MOST_PASSES
+
+    def are_idle(subjects: Collection[Changed]) -> bool:
+        return evidence.is_idle(*_together(ways[one] for one in subjects))
 
     def asked(subjects: Sequence[Changed]) -> list[Changed]:
         nonlocal num_left
         if not subjects or not num_left:
             return []
         num_left -= 1
-        if evidence.is_idle(_together(held[one] for one in subjects)):
+        if are_idle(subjects):
             return list(subjects)
         half = len(subjects) // 2
         return [*asked(subjects[:half]), *asked(subjects[half:])] if half else []
 
-    def are_idle(subjects: Collection[Changed]) -> bool:
-        return evidence.is_idle(_together(held[one] for one in subjects))
-
-    found = set(asked(list(held)))
+    found = set(asked(list(ways)))
     if not found or are_idle(found):
         return found
     # Some act together: without one of these the others change nothing.
@@ -115,10 +148,13 @@ def _idle(evidence: Evidence, held: Mapping[Changed, Held]) -> set[Changed]:
     return rest if rest and are_idle(rest) else set()
 
 
-def _together(held: Iterable[Held]) -> Held:
-    found: Held = {}
-    for key, labels in (item for one in held for item in one.items()):
-        found[key] = found.get(key, {}) | labels
+def _together(ways: Iterable[Other]) -> Other:
+    found = Other({}, {}, set())
+    for one in ways:
+        found.bound.update(one.bound)
+        found.parted.update(one.parted)
+        for key, labels in one.held.items():
+            found.held[key] = found.held.get(key, {}) | labels
     return found
 
 
@@ -243,17 +279,21 @@ def _passed(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
     eager, position = evidence.eager, event.key[0]
     at, where = eager.when(event), eager.place(event)
     for label, old, new in captured.scalars_with(event):
-        if not same(old, new) and (found := explain(trace, eager, position, (old, new))):
+        if not same(old, new) and (found := explain(trace, eager, position, (old, new), event.spot)):
             is_lasting = found.atom.is_state and not is_made_here(eager, found.position, found.atom.name)
             names = [] if is_lasting else _passed_on(trace, eager, found)
-            causes = (turned(trace, eager, *one) or behind_locals(trace, eager, one[0]) for one in names)
+            by = dict(spots(eager, position, event.spot))
+            causes = (
+                turned(trace, eager, p, name) or behind_locals(trace, eager, p, by.get(p, -1))
+                for p, name in names
+            )
             behind = next(filter(None, causes), None)
             then = f"; {event.name} got {label}={old!r} at capture, now {new!r}"
             if names and behind is None and (bound := stored_at(eager, *names[-1])):
                 then += f"; bound at {bound}: {bound.source}"
             told = finding(evidence, behind or found.cause, then, where)
             yield Passed(at, told, event.key, label if _can_be_held(captured, event, old) else None, old)
-    if captured.grid != event.grid and (found := explain(trace, eager, position, None)):
+    if captured.grid != event.grid and (found := explain(trace, eager, position, None, event.spot)):
         told = finding(evidence, found.cause, f"; it sizes the grid of {event.name}", where)
         yield Passed(at, told, event.key)
     for at, told in _chosen(evidence, captured, event, trace):
@@ -317,17 +357,17 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
 
 def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = False) -> Cause | None:
     """The host value that picks what an event is given: state, also behind a local variable, or that."""
-    position = event.key[0]
-    found = explain(trace, evidence.eager, position, None)
+    position, eager = event.key[0], evidence.eager
+    found = explain(trace, eager, position, None, event.spot)
     plain = found and (*found.cause[:3], position)
-    if found is not None and found.atom.is_state:
+    if found is not None and found.atom.is_state and (found.is_near or is_unseen):
         return plain
     if is_unseen:
         return None
-    eager = evidence.eager
-    if found is not None:  # a local variable: it may be that of a loop, of which a branch skips turns
+    if found is not None and not found.atom.is_state:  # of a loop, it may be, of which a branch skips turns
         return led_to(trace, eager, position) or plain
-    return behind_locals(trace, eager, position) or handed_down(trace, eager, position)
+    asked = trace, eager, position, event.spot
+    return behind_locals(*asked) or handed_down(*asked) or plain
 
 
 def picked_another(evidence: Evidence, event: Event, old: Any, new: Any) -> bool:
@@ -348,16 +388,19 @@ def _picked_unseen(evidence: Evidence, event: Event, old: Any, new: Any) -> bool
     return not is_named and evidence.path(old.address) is None and evidence.path(new.address) is None
 
 
-def _decided(evidence: Evidence) -> Findings:
-    captured = [capture.trace for capture in evidence.replayed]
+def _parted(evidence: Evidence) -> Iterator[tuple[Cause, Event]]:
+    """Work that only one of capture and eager pass did, with what led there."""
     in_both = {event.key for pair in evidence.in_both_arms for event in pair[:2]}
-    omitted = ((event, captured) for event in evidence.missing() if event.key not in in_both)
-    added = ((event, [trace]) for event, trace in evidence.extra() if event.key not in in_both)
-    for work, what in ((omitted, "left out at capture"), (added, "captured, and not wanted now")):
+    work = [(event, evidence.decided(event)) for event in evidence.missing()]
+    work += [(event, cause_of(trace, evidence.eager, event.key[0])) for event, trace in evidence.extra()]
+    return ((cause, event) for event, cause in work if cause is not None and event.key not in in_both)
+
+
+def _decided(evidence: Evidence, parted: Sequence[tuple[Cause, Event]]) -> Findings:
+    for is_lost, what in ((True, "left out at capture"), (False, "captured, and not wanted now")):
         causes: dict[Cause, list[str]] = {}
-        for event, traces in work:
-            found = (cause_of(trace, evidence.eager, event.key[0]) for trace in traces)
-            if cause := next(filter(None, found), None):
+        for cause, event in parted:
+            if (evidence.eager.get(event.key) is not None) is is_lost:
                 causes.setdefault(cause, []).append(event.name)
         yield from _decisions(evidence, causes, what)
 
@@ -372,7 +415,7 @@ def _inside(evidence: Evidence) -> Findings:
         return
     for _, event, trace in evidence.given_otherwise():
         position = event.key[0]
-        found = explain(trace, evidence.eager, position, None)
+        found = explain(trace, evidence.eager, position, None, event.spot)
         cause = found and found.cause
         if found is None or not found.atom.is_state:
             cause = parted_before(trace, evidence.eager, position) or cause

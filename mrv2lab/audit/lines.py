@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from mrv2lab.audit.atoms import Atom, atoms_at, function_at, statements_at
+from mrv2lab.audit.atoms import Atom, atoms_at, expression_at, function_at, statements_at
 from mrv2lab.audit.report import Place
 from mrv2lab.errors import AuditError
 from mrv2lab.limits import PATIENCE
@@ -115,6 +115,11 @@ class Positions:
         key = self._keys[position]
         return statements_at(key[1].co_filename, key[2]) if key else []
 
+    def expression(self, position: int, spot: int) -> ast.expr | None:
+        """What an instruction belongs to, see `atoms.expression_at`."""
+        key = self._keys[position]
+        return expression_at(key[1].co_filename, key[1], key[2], spot) if key else None
+
     def function(self, position: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """The function in which the position lies, where there is source."""
         key = self._keys[position]
@@ -188,6 +193,7 @@ class Lines:
         self.paused = False  # while a kernel is interpreted, whose lines are device work
         self.num_passes = 0  # how often an anchor was called
         self.latest: dict[int, tuple[Any, ...]] = {}  # as `values`, of what ran since then
+        self._spots: dict[tuple[int, int, int], int] = {}  # the instruction that made a call
         self.passed: Callable[[int], object] = nobody  # is told of each position that is left
         several = anchor if isinstance(anchor, (list, tuple)) else () if anchor is None else [anchor]
         codes = (getattr(getattr(one, "__func__", one), "__code__", None) for one in several)
@@ -201,6 +207,16 @@ class Lines:
     def current(self) -> int:
         """The position of the innermost line of the user's that runs now."""
         return self._calls[-1].position if self._calls else ROOT
+
+    @property
+    def spot(self) -> int:
+        """The offset of the instruction by which that line runs now; -1 if there is no such line."""
+        return self._calls[-1].frame.f_lasti if self._calls else -1
+
+    def called_by(self, position: int) -> int:
+        """The offset of the instruction that made the call a position lies in; -1 where nobody knows."""
+        parent, code, number = self.positions.call(position)
+        return self._spots.get((parent, id(code), number), -1)
 
     def __enter__(self) -> "Lines":
         self.works()
@@ -312,6 +328,7 @@ class Lines:
             caller, parent = self._calls[-1], self.current
             first = caller.made[parent, frame.f_code] * _MOST_TURNS
             caller.made[parent, frame.f_code] += 1
+            self._spots[parent, id(frame.f_code), first // _MOST_TURNS] = caller.frame.f_lasti
         self._calls.append(_Call(frame, parent, parent, first))
 
     def _back_in(self, frame: FrameType) -> bool:

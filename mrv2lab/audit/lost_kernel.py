@@ -4,7 +4,7 @@ from collections import Counter
 
 from mrv2lab.audit import nodes
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.report import Finding
+from mrv2lab.audit.report import Finding, changed_as
 
 KIND, SHORT, RANK = "lost-kernel", "lost", 3
 ASKED = "differ"
@@ -23,7 +23,9 @@ def find(evidence: Evidence) -> Findings:
             twins = [capture.trace.get(event.key) for capture in evidence.replayed]
             if any(twin is not None and not twin.in_graph for twin in twins):
                 text += "; during capture it was issued on another stream"
-            yield evidence.eager.when(event), Finding(KIND, event.name, text, evidence.eager.place(event))
+            cause, where = evidence.decided(event), evidence.eager.place(event)
+            by = cause and changed_as(*cause[:3])
+            yield evidence.eager.when(event), Finding(KIND, event.name, text, where, by=by)
     yield from _inside(evidence)
 
 

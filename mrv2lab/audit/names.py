@@ -1,5 +1,6 @@
 """What a tensor is called: the path to it from a step, or from the functions that are running."""
 
+import ast
 import contextlib
 import functools
 import inspect
@@ -10,6 +11,7 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Va
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -25,7 +27,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 import torch
 
-from mrv2lab.audit.atoms import SCALARS, Described
+from mrv2lab.audit.atoms import MISSING, SCALARS, Described, attribute, element
 from mrv2lab.audit.lines import is_users, users_running
 from mrv2lab.audit.memory import storage_of
 from mrv2lab.graphs.base import CapturedGraph
@@ -285,6 +287,60 @@ def _of_methods(kind: type) -> dict[str, Any]:
             if code and is_users(code) and "site-packages" not in code.co_filename:
                 found |= _of_function(function)
     return found
+
+
+def binder(named: Named, path: str) -> Callable[[Any], object] | None:
+    """How to bind what a path of `leaves` leads to to another value, where no code of the user's runs for
+    that; None where it does, or where nobody can tell who holds it."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        known = dict(named)
+        match ast.parse(path, mode="eval").body:
+            case ast.Name(id=name):
+                return _of_a_variable(named, name)
+            case ast.Attribute(value=node, attr=name):
+                owner = _object(known, node)
+                stored = getattr(owner, "__dict__", None)
+                if type(stored) is dict and name in stored:
+                    return partial(stored.__setitem__, name)
+                classes = (owner if isinstance(owner, type) else type(owner)).__mro__
+                held = next((one for one in classes if name in vars(one)), None)
+                if held is None or owner is MISSING:
+                    return None
+                if type(vars(held)[name]).__name__ == "member_descriptor":
+                    return partial(object.__setattr__, owner, name)
+                return None if hasattr(vars(held)[name], "__get__") else partial(type.__setattr__, held, name)
+            case ast.Subscript(value=node, slice=key):
+                owner, at = _object(known, node), ast.literal_eval(key)
+                if type(owner) in (list, dict):
+                    return partial(owner.__setitem__, at)
+    return None
+
+
+def _object(known: Mapping[str, Any], node: ast.expr) -> Any:
+    """What a path of `leaves` leads to, before its last part; MISSING if that cannot be told."""
+    if (path := ast.unparse(node)) in known:
+        return known[path]
+    match node:
+        case ast.Attribute(value=inner, attr=name):
+            return attribute(_object(known, inner), name)
+        case ast.Subscript(value=inner, slice=key):
+            owner, at = _object(known, inner), ast.literal_eval(key)
+            is_layer = issubclass(type(owner), torch.nn.Module) and str(at) in owner._modules
+            return owner._modules[str(at)] if is_layer else element(owner, at)
+    return MISSING
+
+
+def _of_a_variable(named: Named, name: str) -> Callable[[Any], object] | None:
+    """As `binder`, of a global or a closure's variable of a step or of a function that it names."""
+    step = getattr(named, "step", None)
+    for function in (getattr(step, "__func__", step), *dict(named).values()):
+        if isinstance(function, FunctionType):
+            cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+            if name in cells:
+                return partial(setattr, cells[name], "cell_contents")
+            if name in function.__code__.co_names and name in function.__globals__:
+                return partial(function.__globals__.__setitem__, name)
+    return None
 
 
 def by_birth(paths: Iterable[tuple[str, int]], born: Iterable[int]) -> dict[str, str]:

@@ -441,18 +441,24 @@ class Passes:
         nudged: Set[torch.dtype] = frozenset(),
         by_some: bool = False,
         held: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
+        bound: Mapping[str, Any] = MappingProxyType({}),
     ) -> Pass:
         """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`.
 
         `passed` is told of each position that the pass leaves. What small inputs and ops
-        hold of the types `nudged` is moved by one ulp, or `by_some`. Ops of `held` get other numbers.
+        hold of the types `nudged` is moved by one ulp, or `by_some`. Ops of `held` get other numbers, and
+        what `vary` has changed is for this pass `bound` to other values, by path.
         """
         self._fresh()
         began = self._began()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): deepcopy(shadow) for tensor, shadow in kept_so_far}
         recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
-        recorder.by_some, recorder.are_checked, recorder.held = by_some, self._may_run_out, held
+        recorder.by_some, recorder.are_checked, recorder.held = (
+            by_some,
+            self._may_run_out or bool(bound),
+            held,
+        )
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
@@ -465,8 +471,29 @@ class Passes:
                 for tensor, _ in inputs.items():
                     recorder.nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
-            made = self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
+            with self._binding(bound):
+                made = self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
             return made._replace(began=began)
+
+    @contextmanager
+    def _binding(self, values: Mapping[str, Any]) -> Iterator[None]:
+        """Let paths lead to these values meanwhile, and then to those of now. AuditError: one does not,
+        as of two variables with one name."""
+        known = {path: bind for path in values if (bind := self.binder(path)) is not None}
+        try:
+            for path, bind in known.items():
+                bind(values[path])
+            now = names.plain(self.engine.roots) if values else {}
+            if not all(same(now.get(path), value) for path, value in values.items()):
+                raise AuditError(f"{', '.join(values)}: not all could be bound")
+            yield
+        finally:
+            for path, bind in known.items():
+                bind((self.changed or {})[path])
+
+    def binder(self, path: str) -> Callable[[Any], object] | None:
+        """See `names.binder`."""
+        return names.binder(self.engine.roots, path)
 
     @property
     def draws_on(self) -> bool:

@@ -497,7 +497,8 @@ class Recorder(CaptureObserver):
             for g in tensors:
                 if g.storage and g.storage not in self.born and g.storage not in self.capture.kept:
                     self.capture.keep(g, self.session.on_device(g.tensor) and not is_host(g.tensor))
-        event = Event(sort, name, key, grid, tuple(scalars), tuple(arguments), in_graph, is_splitting())
+        passed, spot = (tuple(scalars), tuple(arguments)), self.trace.lines.spot
+        event = Event(sort, name, key, grid, *passed, in_graph, is_splitting(), spot)
         self._num_work += event.is_work
         self.trace.add(event)
         self._name_what_moved(event)

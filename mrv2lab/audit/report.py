@@ -45,6 +45,11 @@ class Place:
 Changed = tuple[str, str]
 
 
+def changed_as(subject: str, *change: Any) -> Changed:
+    """What something is called, and how it changed, in words: two objects may have the same name."""
+    return subject, repr(change)
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong with a captured step."""
@@ -55,11 +60,11 @@ class Finding:
     where: Place | None = None  # the line that read or launched it; None if no line of Python did
     # what it was at capture and what it is now: two values or two addresses; None for other kinds
     change: tuple[Any, Any] | None = field(default=None, repr=False, compare=False)
+    by: Changed | None = field(default=None, repr=False, compare=False)  # the host value that decided it
 
     @property
     def changed(self) -> Changed:
-        """What it is about, and how that changed: two objects may have the same name."""
-        return self.subject, repr(self.change)
+        return changed_as(self.subject, *(self.change or ()))
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.subject}", f"    {self.evidence}"]

@@ -49,6 +49,7 @@ class Event(NamedTuple):
     # False for what was issued during a capture on another stream than the captured one
     in_graph: bool = True
     is_splitting: bool = False  # issued where piecewise graphs split a model: attention
+    spot: int = -1  # the instruction of its line that issued it: one of several expressions
 
     @property
     def is_work(self) -> bool:

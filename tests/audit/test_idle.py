@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mrv2lab.audit import Engine, EngineAudit, audit, frozen_host_value
+from mrv2lab.audit import Engine, EngineAudit, audit, frozen_host_value, names
 from mrv2lab.audit.ops import holding, schema_of
 from mrv2lab.audit.trace import Event, TensorArgument
 from mrv2lab.graphs import capture
@@ -48,6 +48,60 @@ def test_numbers_of_many_layers_are_held_together(device):
     first, second = found(step, vary, device)
     assert first[1] == "state.most" and "by itself" not in first[2]
     assert second[1] == "state.least" and "by itself it changes nothing" in second[2]
+
+
+def test_a_branch_to_work_that_comes_to_nothing(device):
+    x, state = torch.ones(4, device=device), SimpleNamespace(tokens=3, factor=2.0)
+
+    def step():
+        y = x + 0
+        if state.tokens > 3:
+            y = y * 1.0
+        return y * state.factor
+
+    def vary():
+        state.tokens, state.factor = 5, 3.0
+
+    first, *others = found(step, vary, device)
+    assert first[:2] == ("frozen-host-value", "state.factor")
+    assert "by itself it changes nothing" in next(one[2] for one in others if one[1] == "state.tokens")
+
+
+def test_a_choice_between_equal_tensors(device):
+    x, ones = torch.ones(4, device=device), [torch.ones(4, device=device) for _ in range(2)]
+    state = {"which": 0, "factor": 2.0}
+
+    def step():
+        y = x * ones[state["which"]]
+        return y * state["factor"]
+
+    def vary():
+        state.update(which=1, factor=3.0)
+
+    first, second = found(step, vary, device)
+    assert (first[1], second[1]) == ("state['factor']", "state['which']")
+
+
+@pytest.mark.parametrize(
+    "bounded",
+    [
+        lambda x, state: x[state.begin : state.begin + 4],
+        lambda x, state: torch.minimum(x[:4], torch.full((), 99 + state.begin, device=x.device)),
+        lambda x, state: x[:4].clamp(max=max(99, 90 + state.begin)) + 0 * max(state.begin, 0),
+    ],
+    ids=["view", "tensor", "worked_out"],
+)
+def test_an_innocent_number_however_it_reaches_the_work(bounded, device):
+    x, state = torch.ones(16, device=device), SimpleNamespace(begin=0, factor=2.0)
+
+    def step():
+        y = bounded(x, state)
+        return y * state.factor
+
+    def vary():
+        state.begin, state.factor = 4, 3.0
+
+    assert found(step, vary, device)[0][1] == "state.factor"
 
 
 def test_two_that_only_together_change_something_stay_in_order(device):
@@ -268,3 +322,80 @@ def test_of_memory_that_is_returned_in_part_the_rest_may_be_padding(factor, is_p
     assert names == ["state.factor"] * (factor != 2.0) + ["state.pad"] * (factor != 2.0 or not is_padded)
     state.other = 7.0  # of memory of its own, which is never padding
     assert "state.other" in [f.subject for f in one.step(engine).findings]
+
+
+class Slotted:
+    __slots__ = ("n",)
+    shared = 1
+
+    def __init__(self):
+        self.n = 1
+
+
+class Computed:
+    @property
+    def n(self):
+        return 1
+
+
+COUNT = 1
+
+
+def of_step():
+    n, kept = 1, SimpleNamespace(n=1, table={"n": [1]}, slotted=Slotted(), computed=Computed())
+    kept.layers = torch.nn.Sequential(torch.nn.Identity())
+    kept.layers[0].n = 1
+
+    def step():
+        return n, kept, COUNT
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "n",
+        "COUNT",
+        "kept.n",
+        "kept.table['n'][0]",
+        "kept.slotted.n",
+        "kept.slotted.shared",
+        "kept.layers[0].n",
+    ],
+)
+def test_a_value_is_bound_where_its_path_leads(path):
+    roots = names.Reachable(of_step())
+    bind = names.binder(roots, path)
+    bind(2)
+    assert names.plain(roots)[path] == 2
+    bind(1)
+    assert names.plain(roots)[path] == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["m", "kept.computed.n", "kept.m", "kept.table['n'][<x>]", "kept.table['m'].n"]
+)
+def test_what_runs_code_or_is_not_there_is_not_bound(path):
+    assert names.binder(names.Reachable(of_step()), path) is None
+
+
+def other(x):
+    return x * other.factor if COUNT else x
+
+
+def test_of_two_variables_with_one_name_nobody_knows_which_is_bound(device):
+    """`COUNT` of the step is a closure's, that of what it calls this module's."""
+    x, other.factor = torch.ones(4, device=device), 2.0
+    COUNT = 3
+
+    def step():
+        return other(x) + COUNT * 0
+
+    def vary():
+        nonlocal COUNT
+        COUNT, other.factor = 5, 3.0
+
+    told = found(step, vary, device)
+    assert told[0][1] == "other.factor"
+    assert globals()["COUNT"] == 1

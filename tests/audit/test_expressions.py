@@ -1,0 +1,82 @@
+"""Of several expressions in one statement the one that issued the work is asked, not its neighbours."""
+
+from types import SimpleNamespace
+
+import torch
+
+from mrv2lab.audit import audit
+
+
+def found(step, vary, device):
+    report = audit(step, vary=vary, backend="emulated" if device.type == "cpu" else "cuda")
+    return [one.subject for one in report.findings]
+
+
+def test_a_value_beside_a_tensor_that_another_one_chose(device):
+    x, ws = torch.ones(4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
+    state = SimpleNamespace(bound=0.5, which=0)
+
+    def step():
+        w = ws[state.which]
+        return torch.where(x > state.bound, w * x, x)
+
+    def vary():
+        state.bound, state.which = 0.6, 1
+
+    first, second = found(step, vary, device)
+    assert (first, second) == ("state.which", "state.bound")
+
+
+def test_of_two_calls_in_a_line_each_has_its_own(device):
+    x, ws = torch.ones(4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
+    state = SimpleNamespace(bound=0.5, which=0)
+
+    def scaled(x, w):
+        return x * w
+
+    def bounded(x, least):
+        return x.clamp(min=least)
+
+    def step():
+        return bounded(x, state.bound) + scaled(x, ws[state.which])
+
+    def vary():
+        state.bound, state.which = 0.6, 1
+
+    first, second = found(step, vary, device)
+    assert (first, second) == ("state.which", "state.bound")
+
+
+def test_what_is_stored_stands_beside_where(device):
+    x, ws = torch.ones(2, 4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
+    state = SimpleNamespace(row=0, which=0)
+
+    def step():
+        x[0 * state.row] = ws[state.which]
+        return x * 1
+
+    def vary():
+        state.row, state.which = 1, 1
+
+    assert found(step, vary, device)[0] == "state.which"
+
+
+def test_calls_of_methods_on_lines_of_their_own(device):
+    x, ws = torch.ones(4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
+    state = SimpleNamespace(bound=0.5, which=0)
+
+    def step():
+        chosen = ws[state.which]
+        return (
+            x.mul(chosen)
+            .clamp(
+                min=state.bound,
+            )
+            .add(chosen)
+        )
+
+    def vary():
+        state.bound, state.which = 0.6, 1
+
+    first, second = found(step, vary, device)
+    assert (first, second) == ("state.which", "state.bound")
