@@ -358,10 +358,21 @@ def spots(trace: Trace, position: int, spot: int) -> Iterator[tuple[int, int]]:
 
 
 def sources_behind(old: Trace, new: Trace, position: int, spot: int) -> set[str] | None:
-    """The sources of all that the expression of an instruction is worked out from; None if it is unknown."""
-    node = new.lines.positions.expression(position, spot)
-    is_both = position in old.values and position in new.values
-    return _Line(old, new, position).texts_behind([node]) if node is not None and is_both else None
+    """The sources of all that the expression of an instruction is worked out from, without what other work
+    inside of it has made; None if it is unknown."""
+    positions = new.lines.positions
+    node = positions.expression(position, spot)
+    if node is None or position not in old.values or position not in new.values:
+        return None
+    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    turns = {turn for line in lines for turn in positions.turns(position, line)}
+    made = {positions.expression(at, one) for at in turns for one in new.spots_of_work.get(at, ())}
+    left, found = list[ast.AST]([node]), list[ast.AST]()
+    while left:
+        found.append(one := left.pop())
+        left += [inner for inner in ast.iter_child_nodes(one) if inner not in made]
+    line, texts = _Line(old, new, position), set(map(_text, found))
+    return texts | line.texts_behind([line.assigned[name] for name in texts & line.assigned.keys()])
 
 
 def _expressions(trace: Trace, position: int, spot: int) -> list[ast.AST]:

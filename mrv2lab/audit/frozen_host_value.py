@@ -115,9 +115,7 @@ def _ways(
     for told in [*(one.finding for one in passed), *others]:
         old, new = told.change or (MISSING, MISSING)
         paths = [path for path, both in changes.items() if same(both[0], old) and same(both[1], new)]
-        is_kept = all(same(evidence.left[2].get(path, new), new) for path in paths)
-        is_plain = type(old) in SCALARS and type(new) in SCALARS
-        if paths and is_plain and is_kept and all(map(evidence.passes.binder, paths)):
+        if paths and all(map(evidence.passes.binder, paths)):
             keys = {event.key for cause, event in parted if changed_as(*cause[:3]) == told.changed}
             found[told.changed] = Other({}, dict.fromkeys(paths, old), keys)
     return found
@@ -360,14 +358,14 @@ def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = Fa
     position, eager = event.key[0], evidence.eager
     found = explain(trace, eager, position, None, event.spot)
     plain = found and (*found.cause[:3], position)
-    if found is not None and found.atom.is_state and (found.is_near or is_unseen):
+    if found is not None and found.atom.is_state and found.is_near:
         return plain
     if is_unseen:
         return None
     if found is not None and not found.atom.is_state:  # of a loop, it may be, of which a branch skips turns
         return led_to(trace, eager, position) or plain
     asked = trace, eager, position, event.spot
-    return behind_locals(*asked) or handed_down(*asked) or plain
+    return behind_locals(*asked) or handed_down(*asked)
 
 
 def picked_another(evidence: Evidence, event: Event, old: Any, new: Any) -> bool:

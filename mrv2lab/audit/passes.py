@@ -477,21 +477,21 @@ class Passes:
 
     @contextmanager
     def _binding(self, values: Mapping[str, Any]) -> Iterator[None]:
-        """Let paths lead to these values meanwhile, and then to those of now. AuditError: one does not,
+        """Let paths lead to these values meanwhile, and then to what they led to. AuditError: one does not,
         as of two variables with one name."""
-        known = {path: bind for path in values if (bind := self.binder(path)) is not None}
+        known = {path: both for path in values if (both := self.binder(path)) is not None}
         try:
-            for path, bind in known.items():
+            for path, (_, bind) in known.items():
                 bind(values[path])
             now = names.plain(self.engine.roots) if values else {}
             if not all(same(now.get(path), value) for path, value in values.items()):
                 raise AuditError(f"{', '.join(values)}: not all could be bound")
             yield
         finally:
-            for path, bind in known.items():
-                bind((self.changed or {})[path])
+            for was, bind in known.values():
+                bind(was)
 
-    def binder(self, path: str) -> Callable[[Any], object] | None:
+    def binder(self, path: str) -> names.Bound | None:
         """See `names.binder`."""
         return names.binder(self.engine.roots, path)
 

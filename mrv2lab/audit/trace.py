@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -136,6 +137,15 @@ class Trace:
         event = self.events[index]
         assert isinstance(event, Event)
         self.events[index] = self._by_key[event.key] = event._replace(sort=sort)
+
+    @cached_property
+    def spots_of_work(self) -> dict[int, set[int]]:
+        """For each position the instructions that have issued work, once the pass is over."""
+        found: dict[int, set[int]] = {}
+        for event in self.own():
+            if event.is_work:
+                found.setdefault(event.key[0], set()).add(event.spot)
+        return found
 
     def get(self, key: Key) -> Event | None:
         return self._by_key.get(key)

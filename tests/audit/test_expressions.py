@@ -48,12 +48,12 @@ def test_of_two_calls_in_a_line_each_has_its_own(device):
 
 
 def test_what_is_stored_stands_beside_where(device):
-    x, ws = torch.ones(2, 4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
+    x, ws = torch.zeros(2, 4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
     state = SimpleNamespace(row=0, which=0)
 
     def step():
-        x[0 * state.row] = ws[state.which]
-        return x * 1
+        x[state.row] = ws[state.which]
+        return x.sum(0)
 
     def vary():
         state.row, state.which = 1, 1
@@ -63,20 +63,75 @@ def test_what_is_stored_stands_beside_where(device):
 
 def test_calls_of_methods_on_lines_of_their_own(device):
     x, ws = torch.ones(4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
-    state = SimpleNamespace(bound=0.5, which=0)
+    state = SimpleNamespace(bound=9.0, which=0)
 
     def step():
         chosen = ws[state.which]
         return (
-            x.mul(chosen)
+            x.neg()
             .clamp(
-                min=state.bound,
+                min=-state.bound,
             )
-            .add(chosen)
+            .mul(
+                chosen,
+            )
         )
 
     def vary():
-        state.bound, state.which = 0.6, 1
+        state.bound, state.which = 8.0, 1
 
     first, second = found(step, vary, device)
     assert (first, second) == ("state.which", "state.bound")
+
+
+def test_of_two_that_have_changed_alike_the_nearer_one(device):
+    x, state = torch.ones(4, device=device), SimpleNamespace(factor=2.0, most=2.0)
+
+    def step():
+        return torch.add(x * state.factor, (x * 9).clamp(max=state.most))
+
+    def vary():
+        state.factor = state.most = 3.0
+
+    assert found(step, vary, device) == ["state.factor", "state.most"]
+
+
+def test_a_local_variable_beside_one_that_a_branch_chose(device):
+    x, ws = torch.ones(4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
+    state = SimpleNamespace(which=False, other=False, most=9.0)
+
+    def step():
+        if state.other:  # noqa: SIM108
+            v = ws[0]
+        else:
+            v = x
+        if state.which:  # noqa: SIM108
+            w = ws[1]
+        else:
+            w = ws[0]
+        return (x + v).clamp(max=1.0) + x.clamp(max=state.most) + x * w
+
+    def vary():
+        state.which, state.other, state.most = True, True, 8.0
+
+    assert found(step, vary, device)[0] == "state.which"
+
+
+def test_a_number_beside_one_that_a_branch_chose(device):
+    x, state = torch.ones(4, device=device), SimpleNamespace(which=False, other=False)
+
+    def step():
+        if state.other:  # noqa: SIM108
+            most = 9.0
+        else:
+            most = 8.0
+        if state.which:  # noqa: SIM108
+            factor = 3.0
+        else:
+            factor = 2.0
+        return x.clamp(max=most) + x.mul(factor)
+
+    def vary():
+        state.which = state.other = True
+
+    assert {*found(step, vary, device)} == {"state.which", "state.other"}

@@ -7,6 +7,7 @@ import torch
 
 from mrv2lab.audit import Engine, EngineAudit, audit, frozen_host_value, names
 from mrv2lab.audit.ops import holding, schema_of
+from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument
 from mrv2lab.graphs import capture
 
@@ -366,9 +367,9 @@ def of_step():
 )
 def test_a_value_is_bound_where_its_path_leads(path):
     roots = names.Reachable(of_step())
-    bind = names.binder(roots, path)
+    value, bind = names.binder(roots, path)
     bind(2)
-    assert names.plain(roots)[path] == 2
+    assert value == 1 and names.plain(roots)[path] == 2
     bind(1)
     assert names.plain(roots)[path] == 1
 
@@ -380,22 +381,52 @@ def test_what_runs_code_or_is_not_there_is_not_bound(path):
     assert names.binder(names.Reachable(of_step()), path) is None
 
 
-def other(x):
-    return x * other.factor if COUNT else x
+def times_count(x):
+    return x * COUNT
 
 
 def test_of_two_variables_with_one_name_nobody_knows_which_is_bound(device):
-    """`COUNT` of the step is a closure's, that of what it calls this module's."""
-    x, other.factor = torch.ones(4, device=device), 2.0
-    COUNT = 3
+    """`COUNT` of the step is a closure's and innocent, that of what it calls is this module's; both have
+    changed alike."""
+    x = torch.ones(4, device=device)
+    COUNT = 1
 
     def step():
-        return other(x) + COUNT * 0
+        return times_count(x.clamp(max=99.0 + COUNT))
 
     def vary():
         nonlocal COUNT
-        COUNT, other.factor = 5, 3.0
+        COUNT = globals()["COUNT"] = 5
 
-    told = found(step, vary, device)
-    assert told[0][1] == "other.factor"
-    assert globals()["COUNT"] == 1
+    try:
+        told = found(step, vary, device)
+        assert globals()["COUNT"] == 5
+    finally:
+        globals()["COUNT"] = 1
+    assert {one[1] for one in told} == {"COUNT"} and not any("by itself" in one[2] for one in told)
+
+
+def evidence(backend, sort, opaque):
+    """Of a step that was passed nothing and whose branch on `state.n` has changed."""
+    event = Event(sort, "some", (1, "some", 0), None, (), ())
+    state = SimpleNamespace(n=5)
+    passes = SimpleNamespace(was={"state.n": 3}, changed={"state.n": 5}, binder=lambda path: (5, print))
+    eager = SimpleNamespace(own=lambda: iter([event]))
+    session = SimpleNamespace(backend=backend, opaque=opaque)
+    return SimpleNamespace(eager=eager, session=session, passes=passes, state=state)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_asked"),
+    [
+        (("cuda", "op", {}), True),
+        (("emulated", "launch", {}), True),
+        (("cuda", "launch", {}), False),
+        (("emulated", "op", {"some.op": None}), False),
+    ],
+    ids=["ops", "interpreted kernel", "kernel", "C++"],
+)
+def test_no_kernel_meets_a_value_of_then_among_those_of_now(given, is_asked):
+    told = Finding("frozen-host-value", "state.n", "", None, (3, 5))
+    ways = frozen_host_value._ways(evidence(*given), [], [told], [])
+    assert bool(ways) is is_asked
