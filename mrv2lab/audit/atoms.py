@@ -12,6 +12,7 @@ import linecache
 import os
 import threading
 from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -269,15 +270,24 @@ def _atoms_at(file: str, code: CodeType, line: int) -> tuple[Atom, ...]:
     found: dict[str, Atom] = {}
     assigned = assigned_at(file, line)
     expressions: list[tuple[ast.AST, int]] = [(part, 0) for s in statements for part in heads(s)]
+    late = {name for expression, _ in expressions for name in _bound_in(expression)}
     while expressions:
         expression, depth = expressions.pop(0)
         for atom in atoms_in(expression, code):
-            if atom.text in found or len(found) >= _MOST_ATOMS:
+            if atom.text in found or (atom.name in late and not atom.steps) or len(found) >= _MOST_ATOMS:
                 continue
             found[atom.text] = atom
             if atom.name in assigned and depth < 3 and not atom.steps:
                 expressions.append((assigned[atom.name], depth + 1))
     return tuple(found.values())
+
+
+def _bound_in(expression: ast.AST) -> Iterator[str]:
+    """Variables that are bound while it runs: when its line begins they hold what the last turn left."""
+    for node in ast.walk(expression):
+        match node:
+            case ast.comprehension(target=target) | ast.NamedExpr(target=target):
+                yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
 
 
 def heads(statement: ast.stmt) -> list[ast.AST]:

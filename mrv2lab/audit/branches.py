@@ -9,7 +9,7 @@ out, as of a call, every value inside may have decided.
 import ast
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -357,22 +357,53 @@ def spots(trace: Trace, position: int, spot: int) -> Iterator[tuple[int, int]]:
         spot = trace.lines.called_by(at)
 
 
-def sources_behind(old: Trace, new: Trace, position: int, spot: int) -> set[str] | None:
+def sources_behind(trace: Trace, position: int, spot: int) -> set[str] | None:
     """The sources of all that the expression of an instruction is worked out from, without what other work
-    inside of it has made; None if it is unknown."""
-    positions = new.lines.positions
-    node = positions.expression(position, spot)
-    if node is None or position not in old.values or position not in new.values:
+    has made; None if it is unknown."""
+    positions = trace.lines.positions
+    if (node := positions.expression(position, spot)) is None:
         return None
-    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    turns = {turn for line in lines for turn in positions.turns(position, line)}
-    made = {positions.expression(at, one) for at in turns for one in new.spots_of_work.get(at, ())}
-    left, found = list[ast.AST]([node]), list[ast.AST]()
+    place = positions.place(position)
+    assigned = {**assigned_at(place.file, place.line)} if place else {}
+    left, found = [node], set[str]()
+    left += [one for statement in positions.statements(position) for one in _deciding_on(statement, node)]
     while left:
-        found.append(one := left.pop())
-        left += [inner for inner in ast.iter_child_nodes(one) if inner not in made]
-    line, texts = _Line(old, new, position), set(map(_text, found))
-    return texts | line.texts_behind([line.assigned[name] for name in texts & line.assigned.keys()])
+        one = left.pop()
+        made = _made_by_work(trace, position, one) - {node}
+        inside = [] if one in made else list[ast.AST]([one])
+        while inside:
+            found.add(text := _text(part := inside.pop()))
+            left += [assigned.pop(text)] if text in assigned else []
+            inside += [inner for inner in ast.iter_child_nodes(part) if inner not in made]
+    return found
+
+
+def _deciding_on(statement: ast.stmt, node: ast.expr) -> Iterator[ast.expr]:
+    """The parts of a statement that decide whether, or for what, one of its expressions runs."""
+    for one in ast.walk(statement):
+        match one:
+            case ast.IfExp(test=test, body=body, orelse=orelse) if _holds(body, node) or _holds(orelse, node):
+                yield test
+            case ast.BoolOp(values=operands):
+                yield from takewhile(lambda operand: not _holds(operand, node), operands[:-1])
+            case (
+                ast.ListComp(generators=loops)
+                | ast.SetComp(generators=loops)
+                | ast.GeneratorExp(generators=loops)
+            ):
+                if _holds(one.elt, node):
+                    yield from (part for loop in loops for part in (loop.iter, *loop.ifs))
+
+
+def _holds(whole: ast.AST, node: ast.AST) -> bool:
+    return any(part is node for part in ast.walk(whole))
+
+
+def _made_by_work(trace: Trace, position: int, node: ast.expr) -> set[ast.AST | None]:
+    """The expressions at the lines of one, in the same call, that have issued work."""
+    positions, lines = trace.lines.positions, range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    turns = {turn for line in lines for turn in positions.turns(position, line)}
+    return {positions.expression(at, spot) for at in turns for spot in trace.spots_of_work.get(at, ())}
 
 
 def _expressions(trace: Trace, position: int, spot: int) -> list[ast.AST]:

@@ -1,5 +1,6 @@
 """Runs the passes of an audit and asks every kind of finding what it sees."""
 
+import ast
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -417,6 +418,8 @@ def _evidence(
 
     def nudged(types: Set[torch.dtype], by_some: bool = False) -> tuple[Results, Set[torch.dtype]]:
         moved = passes.eager(nudged=types, by_some=by_some)
+        if _does_other_work(moved.trace, eager.trace):
+            raise AuditError("the step has gone on: an eager pass does other work each time")
         return moved.results, moved.watched.moved
 
     is_scratch = partial(passes.is_scratch, eager=eager.trace)
@@ -433,6 +436,17 @@ def _evidence(
     if not evidence.repeats and not any(moved_address.carried(evidence)):
         _require_repeatable(evidence, eager.trace, again.trace)
     return evidence
+
+
+def _does_other_work(moved: Trace, eager: Trace) -> bool:
+    """Whether a pass was given other whole numbers than another one, or did anything else."""
+    for event in moved.own():
+        twin = eager.get(event.key)
+        if twin is None or twin.shapes != event.shapes:
+            return True
+        if any(type(a) is not float and not same(a, b) for _, a, b in twin.scalars_with(event)):
+            return True
+    return False
 
 
 def _unsteady(first: Trace, second: Trace) -> dict[Place | None, tuple[str, bool]]:
@@ -582,7 +596,10 @@ def _of_inputs(evidence: Evidence) -> Iterator[str]:
 def _read_once(evidence: Evidence, changed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """What `vary` has changed of what the first pass alone has read, by path, each with a line: what the line
     names, and then what work there was given, by whatever name."""
-    reads, memory = _first_alone(evidence), evidence.passes.at_capture
+    memory = evidence.passes.at_capture
+    reads = {
+        at: read for at, read in _first_alone(evidence).items() if not _is_made_anew(evidence, at, changed)
+    }
     for position, values in evidence.captures[0].warm_up.values.items():
         if (read := reads.get(position)) is None:
             continue
@@ -595,6 +612,25 @@ def _read_once(evidence: Evidence, changed: Mapping[str, Any]) -> Iterator[tuple
     tensors = [path for path, value in changed.items() if isinstance(value, tuple) and path in memory]
     for position, read in reads.items():
         yield from ((path, position) for path in tensors if any(at in memory[path] for at in read))
+
+
+def _is_made_anew(evidence: Evidence, position: int, changed: Mapping[str, Any]) -> bool:
+    """Whether `vary` has written or bound anew all that a line has kept."""
+    memory, one = evidence.passes.at_capture, evidence.captures[0].warm_up
+    refreshed = [
+        memory[path] for path, value in changed.items() if isinstance(value, tuple) and path in memory
+    ]
+    work = (event for event in one.own() if event.key[0] == position and event.is_work)
+    kept = [t.address for event in work for t in event.tensors if t.written and not t.is_own]
+    targets = [
+        ast.unparse(target)
+        for statement in evidence.session.positions.statements(position)
+        for target in getattr(statement, "targets", ())
+    ]
+    stored = [atom for atom in evidence.session.positions.atoms(position) if atom.text in targets]
+    are_stored = (any(atom.leads_to(path) for path in changed) for atom in stored)
+    are_kept = (any(address in span for span in refreshed) for address in kept)
+    return bool(kept or stored) and all(are_kept) and all(are_stored)
 
 
 def _first_alone(evidence: Evidence) -> dict[int, set[int]]:

@@ -3,7 +3,7 @@
 import gc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,6 +20,7 @@ from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.report import Changed, Finding, Place
 from mrv2lab.audit.results import Comparison, Results, agree
+from mrv2lab.audit.split import forked
 from mrv2lab.audit.trace import Event, Key, Trace, changed
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph
@@ -61,6 +62,7 @@ class Evidence:
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
     whole: Set[str] = frozenset()  # large tensors of which twins compare more than a hash
     idle: set[Changed] = field(default_factory=set)  # frozen numbers that by themselves change nothing
+    is_stuck: bool = False  # an eager pass with values of the capture had no end: no more is asked
     works_with: list[str] = field(default_factory=list)  # memory that differs, and is no result
     of_two: bool = False  # captured and eager work are of two engines: where memory lies says nothing
 
@@ -109,16 +111,32 @@ class Evidence:
     ) -> bool:
         """Whether an eager pass comes to the same with these host values of the capture: what ops get, and
         what paths lead to. Where it does not part from the eager pass by this work, as the capture did, it
-        asks something else as well, and nobody can tell."""
-        try:
-            trace, made = (one := self.passes.eager(held=held, bound=bound)).trace, one.results
-        except AuditError:  # of another shape, say
-            return False
-        if any((trace.get(key) is None) is (self.eager.get(key) is None) for key in parted):
-            return False
-        r = self.results
-        both = Comparison(made, r.eager, r.again, r.is_one, r.name_of, r.nudged, is_scratch=r.is_scratch)
-        return not both.differs(self._is_exact)
+        asks something else as well, and nobody can tell.
+
+        Nobody made these values to go together: without a GPU the pass is made in a fork of the process,
+        which may raise, hang or count on as it likes.
+        """
+
+        def is_same() -> bool:
+            try:
+                most = 1000 + 4 * len(self.eager.values)
+                made = self.passes.eager(held=held, bound=bound, most_lines=most)
+            except AuditError:  # of another shape, say
+                return False
+            if any((made.trace.get(key) is None) is (self.eager.get(key) is None) for key in parted):
+                return False
+            r, of = self.results, made.results
+            if self.session.backend == "emulated":
+                return of.is_same(r.eager)
+            both = Comparison(of, r.eager, r.again, r.is_one, r.name_of, r.nudged, is_scratch=r.is_scratch)
+            return not both.differs(self._is_exact)
+
+        if self.session.backend == "cuda":
+            return is_same()
+        with suppress(TimeoutError):
+            return not self.is_stuck and forked(is_same)
+        self.is_stuck = True
+        return False
 
     @cached_property
     def _is_exact(self) -> bool:
@@ -397,11 +415,13 @@ class Reason(NamedTuple):
     old: Any
     new: Any
     position: int
-    is_near: bool = True  # it stands in the very expression, and not only beside it in the statement
 
     @property
     def cause(self) -> Cause:
         return self.atom.text, self.old, self.new, self.position
+
+
+_COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 
 def explain(
@@ -411,8 +431,8 @@ def explain(
 
     First comes a value that outlives the function and is exactly what was passed; then one that the very
     expression uses; then a local variable that is exactly what was passed; then what callers used, the
-    innermost first; then what stands beside it in a statement. Only then what a function saw that the line
-    calls: what was passed, or else the first.
+    innermost first. Only then what a function saw that the line calls: what was passed, or else the first;
+    and what was passed exactly and stands beside the expression in its statement.
 
     Args:
         spot: the instruction at the line, as of `Event`; without one any expression of it may be meant.
@@ -433,26 +453,37 @@ def _explained(
         return values is not None and same(before, values[0]) and same(after, values[1])
 
     found: list[tuple[int, Reason]] = []
+    beside: list[Reason] = []  # in the statement, and not in the expression
     for at, spot_ in spots(new, position, spot):
-        near = sources_behind(old, new, at, spot_)
+        near = sources_behind(new, at, spot_)
         for atom, before, after in differing(old, new, at):
-            exact, is_near = is_exact(before, after), near is None or atom.text in near
-            ranks = (
-                *(exact and atom.is_state and is_near, exact and atom.is_state),
-                *(at == position and atom.is_state and is_near, exact, atom.is_state and is_near),
-                *(atom.is_state, True),
-            )
-            found.append((ranks.index(True), Reason(atom, before, after, at, is_near)))
+            reason, exact = Reason(atom, before, after, at), is_exact(before, after)
+            if near is None or atom.text in near:
+                ranks = (
+                    exact and atom.is_state,
+                    at == position and atom.is_state,
+                    exact,
+                    atom.is_state,
+                    True,
+                )
+                found.append((ranks.index(True), reason))
+            elif exact:
+                beside.append(reason)
     if found:
         rank, reason = min(found, key=lambda item: item[0])
-        if rank != 2 or not is_only_given(new, position, reason.atom.text):
+        if rank != 1 or not is_only_given(new, position, reason.atom.text):
             return reason
         given = reason.old, reason.new
         within = (Reason(atom, a, b, at) for at, atom, a, b in returned(old, new, position, given))
         within = (one for one in within if not all(map(same, one[1:3], reason[1:3])))  # by another way
         return min(within, key=lambda one: not is_exact(one.old, one.new), default=reason)
-    calls = new.lines.positions.inside(position)
+    positions, here = new.lines.positions, position
+    while here and positions.code(here).co_name in _COMPREHENSIONS:  # what it goes through its caller made
+        here = positions.parent(here)
+    calls = positions.inside(here)
     called = (at for at in new.values if at in calls)
     inside = (Reason(atom, a, b, at) for at in called for atom, a, b in differing(old, new, at))
     state = (reason for reason in inside if reason.atom.is_state)  # a property, or a function that it calls
-    return min(state, key=lambda reason: not is_exact(reason.old, reason.new), default=None)
+    beside.sort(key=lambda reason: not reason.atom.is_state)
+    last = next(iter(beside), None)
+    return min(state, key=lambda reason: not is_exact(reason.old, reason.new), default=last)

@@ -36,7 +36,7 @@ _PLAIN = (*SCALARS, slice, range, Enum, torch.dtype, torch.device)
 _HOSTS = " value of the host's"
 _LONG = 200  # characters
 ASKED = "differ"
-_MOST_PASSES = 12  # eager ones, to ask which numbers change nothing
+_MOST_PASSES = 32  # eager ones, to ask which numbers change nothing
 _ADDRESS = 1 << 32  # of an integer: it may be one, or a handle, and what it led to is gone
 
 
@@ -103,22 +103,28 @@ def _ways(
 ) -> dict[Changed, Other]:
     """How eager passes get values of the capture: those that can be reached are bound there, as all that have
     changed alike; what ops alone were passed is handed to these."""
-    found, eager = dict[Changed, Other](), evidence.eager
+    found = dict[Changed, Other]()
     untried = {one.changed for one in others} | {one.finding.changed for one in passed if one.label is None}
     for one in passed:
         if one.label is not None and one.finding.changed not in untried:
             other = found.setdefault(one.finding.changed, Other({}, {}, set()))
             other.held.setdefault(one.key, {})[one.label] = one.old
-    # A kernel that mixed values lead astray would end the process on a GPU.
-    may_fault = evidence.session.backend == "cuda" and any(one.sort == "launch" for one in eager.own())
-    changes = {} if may_fault or evidence.session.opaque else _changes(evidence)
+    # In a process that uses a GPU values that nobody made to go together may end it.
+    changes = {} if evidence.session.backend == "cuda" else _changes(evidence)
     for told in [*(one.finding for one in passed), *others]:
         old, new = told.change or (MISSING, MISSING)
         paths = [path for path, both in changes.items() if same(both[0], old) and same(both[1], new)]
+        paths = [path for path in paths if is_called(path, told.subject)] or paths
         if paths and all(map(evidence.passes.binder, paths)):
             keys = {event.key for cause, event in parted if changed_as(*cause[:3]) == told.changed}
             found[told.changed] = Other({}, dict.fromkeys(paths, old), keys)
     return found
+
+
+def is_called(path: str, subject: str) -> bool:
+    """Whether a path of `names` may be that of what a line calls so: what it begins with has many names."""
+    begin = re.search(r"[.\[]", subject)
+    return path.endswith(subject[begin.start() :]) if begin else path == subject
 
 
 def _idle(evidence: Evidence, ways: Mapping[Changed, Other]) -> set[Changed]:
@@ -358,11 +364,11 @@ def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = Fa
     position, eager = event.key[0], evidence.eager
     found = explain(trace, eager, position, None, event.spot)
     plain = found and (*found.cause[:3], position)
-    if found is not None and found.atom.is_state and found.is_near:
+    if found is not None and found.atom.is_state:
         return plain
     if is_unseen:
         return None
-    if found is not None and not found.atom.is_state:  # of a loop, it may be, of which a branch skips turns
+    if found is not None:  # a local variable: it may be that of a loop, of which a branch skips turns
         return led_to(trace, eager, position) or plain
     asked = trace, eager, position, event.spot
     return behind_locals(*asked) or handed_down(*asked)

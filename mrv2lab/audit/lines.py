@@ -200,7 +200,7 @@ class Lines:
         self.anchors = [code for code in codes if code is not None]  # few: hashes of code are slow
         self._calls: list[_Call] = []
         self._is_users = functools.cache(is_users)
-        self._num_lines = 0
+        self.most, self._num_lines = MAX_LINES, 0
         self._imports = 0
 
     @property
@@ -355,7 +355,7 @@ class Lines:
         self._num_lines += 1
         call, line = self._calls[-1], frame.f_lineno
         turn = call.turns[line] = call.turns.get(line, -1) + 1
-        endless = f"{MAX_LINES} lines have run, the last at" if self._num_lines > MAX_LINES else ""
+        endless = f"{self.most} lines have run, the last at" if self._num_lines > self.most else ""
         if turn and turn % 64 == 0 and (waited_s := self._waits_s):
             endless = f"no work on the device for {waited_s:.0f} s, at"
         if endless:

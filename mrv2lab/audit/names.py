@@ -289,12 +289,9 @@ def _of_methods(kind: type) -> dict[str, Any]:
     return found
 
 
-Bound = tuple[Any, Callable[[Any], object]]  # a value, and how to put another in its place
-
-
-def binder(named: Named, path: str) -> Bound | None:
-    """What a path of `leaves` leads to, and how to bind it to another value, where no code of the user's runs
-    for that; None where it does, or where nobody can tell who holds it."""
+def binder(named: Named, path: str) -> Callable[[Any], object] | None:
+    """How to bind what a path of `leaves` leads to to another value, where no code of the user's runs for
+    that; None where it does, or where nobody can tell who holds it."""
     with contextlib.suppress(SyntaxError, ValueError, AttributeError):
         known = dict(named)
         match ast.parse(path, mode="eval").body:
@@ -304,19 +301,18 @@ def binder(named: Named, path: str) -> Bound | None:
                 owner = _object(known, node)
                 stored = getattr(owner, "__dict__", None)
                 if type(stored) is dict and name in stored:
-                    return stored[name], partial(stored.__setitem__, name)
+                    return partial(stored.__setitem__, name)
                 classes = (owner if isinstance(owner, type) else type(owner)).__mro__
                 held = next((one for one in classes if name in vars(one)), None)
                 if held is None or owner is MISSING:
                     return None
-                value = vars(held)[name]
-                if type(value).__name__ == "member_descriptor":
-                    return value.__get__(owner), partial(object.__setattr__, owner, name)
-                return None if hasattr(value, "__get__") else (value, partial(type.__setattr__, held, name))
+                if type(vars(held)[name]).__name__ == "member_descriptor":
+                    return partial(object.__setattr__, owner, name)
+                return None if hasattr(vars(held)[name], "__get__") else partial(type.__setattr__, held, name)
             case ast.Subscript(value=node, slice=key):
                 owner, at = _object(known, node), ast.literal_eval(key)
-                if type(owner) in (list, dict) and (value := element(owner, at)) is not MISSING:
-                    return value, partial(owner.__setitem__, at)
+                if type(owner) in (list, dict) and element(owner, at) is not MISSING:
+                    return partial(owner.__setitem__, at)
     return None
 
 
@@ -334,16 +330,16 @@ def _object(known: Mapping[str, Any], node: ast.expr) -> Any:
     return MISSING
 
 
-def _of_a_variable(named: Named, name: str) -> Bound | None:
+def _of_a_variable(named: Named, name: str) -> Callable[[Any], object] | None:
     """As `binder`, of a global or a closure's variable of a step or of a function that it names."""
     step = getattr(named, "step", None)
     for function in (getattr(step, "__func__", step), *dict(named).values()):
         if isinstance(function, FunctionType):
             cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
             if name in cells:
-                return cells[name].cell_contents, partial(setattr, cells[name], "cell_contents")
+                return partial(setattr, cells[name], "cell_contents")
             if name in function.__code__.co_names and name in function.__globals__:
-                return function.__globals__[name], partial(function.__globals__.__setitem__, name)
+                return partial(function.__globals__.__setitem__, name)
     return None
 
 

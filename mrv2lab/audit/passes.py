@@ -29,7 +29,7 @@ import torch
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Described
 from mrv2lab.audit.glance import Glance
-from mrv2lab.audit.lines import Anchor, KnownLines, same, users_frame
+from mrv2lab.audit.lines import MAX_LINES, Anchor, KnownLines, same, users_frame
 from mrv2lab.audit.memory import Saved, Shadow, as_bytes, clone, num_owners, pattern, put, storage_of, strides
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
@@ -442,23 +442,21 @@ class Passes:
         by_some: bool = False,
         held: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
         bound: Mapping[str, Any] = MappingProxyType({}),
+        most_lines: int = MAX_LINES,
     ) -> Pass:
         """The step without a graph. Allocations in `poisoned` (None: all) hold pattern `which`.
 
         `passed` is told of each position that the pass leaves. What small inputs and ops
         hold of the types `nudged` is moved by one ulp, or `by_some`. Ops of `held` get other numbers, and
-        what `vary` has changed is for this pass `bound` to other values, by path.
+        what `vary` has changed is `bound` to other values, by path, and stays so.
         """
         self._fresh()
         began = self._began()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
         earlier = {storage_of(tensor): deepcopy(shadow) for tensor, shadow in kept_so_far}
         recorder = Recorder(self.session, list(against), poisoned, which, earlier=earlier, nudged=nudged)
-        recorder.by_some, recorder.are_checked, recorder.held = (
-            by_some,
-            self._may_run_out or bool(bound),
-            held,
-        )
+        recorder.by_some, recorder.are_checked, recorder.held = by_some, self._may_run_out, held
+        recorder.trace.lines.most = most_lines
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
@@ -471,27 +469,20 @@ class Passes:
                 for tensor, _ in inputs.items():
                     recorder.nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
-            with self._binding(bound):
-                made = self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
+            self._bind(bound)
+            made = self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
             return made._replace(began=began)
 
-    @contextmanager
-    def _binding(self, values: Mapping[str, Any]) -> Iterator[None]:
-        """Let paths lead to these values meanwhile, and then to what they led to. AuditError: one does not,
-        as of two variables with one name."""
-        known = {path: both for path in values if (both := self.binder(path)) is not None}
-        try:
-            for path, (_, bind) in known.items():
-                bind(values[path])
-            now = names.plain(self.engine.roots) if values else {}
-            if not all(same(now.get(path), value) for path, value in values.items()):
-                raise AuditError(f"{', '.join(values)}: not all could be bound")
-            yield
-        finally:
-            for was, bind in known.values():
-                bind(was)
+    def _bind(self, values: Mapping[str, Any]) -> None:
+        """Let paths lead to these values. AuditError: one does not, as of two variables with one name."""
+        for path, value in values.items():
+            if (bind := self.binder(path)) is not None:
+                bind(value)
+        now = names.plain(self.engine.roots) if values else {}
+        if not all(same(now.get(path), value) for path, value in values.items()):
+            raise AuditError(f"{', '.join(values)}: not all could be bound")
 
-    def binder(self, path: str) -> names.Bound | None:
+    def binder(self, path: str) -> Callable[[Any], object] | None:
         """See `names.binder`."""
         return names.binder(self.engine.roots, path)
 

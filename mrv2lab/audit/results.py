@@ -236,11 +236,11 @@ def nudge(tensor: torch.Tensor, inputs: Any = (), numbers: Any = (), *, by_some:
 
 
 def one_ulp_off(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in which each number, if it is a float, is its neighbour."""
+    """A copy in which each number but zero, if it is a float, is its neighbour."""
     moved = tensor.clone(memory_format=torch.contiguous_format).resolve_conj()
     if (bits := _bits(moved)) is not None:
         numbers = torch.view_as_real(moved) if moved.is_complex() else moved
-        bits.bitwise_xor_(numbers.isfinite().to(bits.dtype))
+        bits.bitwise_xor_((numbers.isfinite() & numbers.ne(0)).to(bits.dtype))  # a zero is exact
     return moved
 
 

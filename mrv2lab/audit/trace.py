@@ -140,10 +140,10 @@ class Trace:
 
     @cached_property
     def spots_of_work(self) -> dict[int, set[int]]:
-        """For each position the instructions that have issued work, once the pass is over."""
+        """For each position the instructions of which a tensor has come, once the pass is over."""
         found: dict[int, set[int]] = {}
         for event in self.own():
-            if event.is_work:
+            if event.is_work and (self.made.get(event.key) or any(t.written for t in event.tensors)):
                 found.setdefault(event.key[0], set()).add(event.spot)
         return found
 

@@ -1,11 +1,12 @@
 """Frozen numbers that change nothing by themselves stand behind those that do."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mrv2lab.audit import Engine, EngineAudit, audit, frozen_host_value, names
+from mrv2lab.audit import Engine, EngineAudit, audit, frozen_host_value, names, split
 from mrv2lab.audit.ops import holding, schema_of
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.trace import Event, TensorArgument
@@ -367,9 +368,9 @@ def of_step():
 )
 def test_a_value_is_bound_where_its_path_leads(path):
     roots = names.Reachable(of_step())
-    value, bind = names.binder(roots, path)
+    bind = names.binder(roots, path)
     bind(2)
-    assert value == 1 and names.plain(roots)[path] == 2
+    assert names.plain(roots)[path] == 2
     bind(1)
     assert names.plain(roots)[path] == 1
 
@@ -406,27 +407,73 @@ def test_of_two_variables_with_one_name_nobody_knows_which_is_bound(device):
     assert {one[1] for one in told} == {"COUNT"} and not any("by itself" in one[2] for one in told)
 
 
-def evidence(backend, sort, opaque):
-    """Of a step that was passed nothing and whose branch on `state.n` has changed."""
-    event = Event(sort, "some", (1, "some", 0), None, (), ())
-    state = SimpleNamespace(n=5)
-    passes = SimpleNamespace(was={"state.n": 3}, changed={"state.n": 5}, binder=lambda path: (5, print))
-    eager = SimpleNamespace(own=lambda: iter([event]))
-    session = SimpleNamespace(backend=backend, opaque=opaque)
-    return SimpleNamespace(eager=eager, session=session, passes=passes, state=state)
+def ways(backend, subject="state.n"):
+    """Of a step that was passed nothing, and whose branch on a value of this name has changed."""
+    was, now = ({"eng.state.n": n, "eng.other.m": n} for n in (3, 5))
+    passes = SimpleNamespace(was=was, changed=now, binder=lambda path: print)
+    session = SimpleNamespace(backend=backend)
+    told = Finding("frozen-host-value", subject, "", None, (3, 5))
+    seen = SimpleNamespace(session=session, passes=passes)
+    return frozen_host_value._ways(seen, [], [told], [])
+
+
+def test_in_a_process_that_uses_a_gpu_no_value_is_mixed_with_others():
+    assert ways("emulated") and not ways("cuda")
 
 
 @pytest.mark.parametrize(
-    ("given", "is_asked"),
-    [
-        (("cuda", "op", {}), True),
-        (("emulated", "launch", {}), True),
-        (("cuda", "launch", {}), False),
-        (("emulated", "op", {"some.op": None}), False),
-    ],
-    ids=["ops", "interpreted kernel", "kernel", "C++"],
+    ("subject", "paths"), [("state.n", ["eng.state.n"]), ("n", ["eng.state.n", "eng.other.m"])]
 )
-def test_no_kernel_meets_a_value_of_then_among_those_of_now(given, is_asked):
-    told = Finding("frozen-host-value", "state.n", "", None, (3, 5))
-    ways = frozen_host_value._ways(evidence(*given), [], [told], [])
-    assert bool(ways) is is_asked
+def test_of_two_that_have_changed_alike_the_one_that_is_called_so_is_bound(subject, paths):
+    """Of a local variable, which has many names, all."""
+    [way] = ways("emulated", subject).values()
+    assert list(way.bound) == paths
+
+
+def test_what_flips_with_others_is_told_by_itself(device):
+    x, b = torch.ones(4, device=device), torch.ones(4, device=device)
+    context = SimpleNamespace(bias=False, noop=False)
+
+    def step():
+        y = x * 2
+        if context.noop:
+            y = y + 0.0
+        if context.bias:
+            y = y + b
+        return y
+
+    def vary():
+        context.bias = context.noop = True
+
+    first, *others = found(step, vary, device)
+    assert first[1] == "context.bias" and any(one[1] == "context.noop" for one in others)
+
+
+@pytest.mark.parametrize("ends", ["never", "waiting", "raising"])
+def test_mixed_values_leave_nothing_behind_and_are_waited_for_no_longer(ends, device, monkeypatch):
+    """Of a step that asks whether its values go together: by a loop, by a lock that is then held, by a list
+    from which it has taken."""
+    monkeypatch.setattr(split, "LIMIT_S", 2.0)
+    x, lock = torch.ones(4, device=device), threading.Lock()
+    e = SimpleNamespace(factor=2.0, most=50.0, free=[0], steps=0)
+
+    def step():
+        lock.acquire()
+        slot = e.free.pop()
+        while ends == "never" and e.most - 48 != e.factor:
+            e.steps += 1
+        if ends != "never" and e.most - 48 != e.factor:
+            if ends == "raising":
+                raise ValueError("they do not")
+            lock.acquire()
+        y = x.clamp(max=e.most)
+        e.free.append(slot)
+        lock.release()
+        return y * e.factor
+
+    def vary():
+        e.factor += 1
+        e.most += 1
+
+    assert {one[1] for one in found(step, vary, device)} == {"e.factor", "e.most"}
+    assert e.free == [0] and e.steps == 0 and not lock.locked()
