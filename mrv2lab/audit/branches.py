@@ -378,6 +378,13 @@ def sources_behind(trace: Trace, position: int, spot: int) -> set[str] | None:
     return found
 
 
+def deciding_near(old: Trace, new: Trace, position: int, spot: int) -> list[Cause]:
+    """The state that has decided in the expression of an instruction; none where that is unknown."""
+    near = sources_behind(new, position, spot) or ()
+    changes = (change for change in deciding(old, new, position) if change[0].text in near)
+    return [(atom.text, a, b, position) for atom, a, b in changes if atom.is_state]
+
+
 def _deciding_on(statement: ast.stmt, node: ast.expr) -> Iterator[ast.expr]:
     """The parts of a statement that decide whether, or for what, one of its expressions runs."""
     for one in ast.walk(statement):

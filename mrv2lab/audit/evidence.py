@@ -61,7 +61,7 @@ class Evidence:
     unsteady: dict[Place | None, tuple[str, bool]] = field(default_factory=dict)
     before: Results | None = None  # of an eager pass before the inputs were varied, where that was asked
     whole: Set[str] = frozenset()  # large tensors of which twins compare more than a hash
-    idle: set[Changed] = field(default_factory=set)  # frozen numbers that by themselves change nothing
+    idle: set[Changed] = field(default_factory=set)  # frozen values that by themselves change nothing
     is_stuck: bool = False  # an eager pass with values of the capture had no end: no more is asked
     works_with: list[str] = field(default_factory=list)  # memory that differs, and is no result
     of_two: bool = False  # captured and eager work are of two engines: where memory lies says nothing

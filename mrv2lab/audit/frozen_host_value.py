@@ -16,6 +16,7 @@ from mrv2lab.audit.branches import (
     behind_locals,
     cause_of,
     deciding,
+    deciding_near,
     handed_down,
     is_made_here,
     led_to,
@@ -101,8 +102,8 @@ def _ways(
     others: Sequence[Finding],
     parted: Sequence[tuple[Cause, Event]],
 ) -> dict[Changed, Other]:
-    """How eager passes get values of the capture: those that can be reached are bound there, as all that have
-    changed alike; what ops alone were passed is handed to these."""
+    """How eager passes get values of the capture: those that can be reached are bound there; what ops alone
+    were passed is handed to these."""
     found = dict[Changed, Other]()
     untried = {one.changed for one in others} | {one.finding.changed for one in passed if one.label is None}
     for one in passed:
@@ -113,8 +114,8 @@ def _ways(
     changes = {} if evidence.session.backend == "cuda" else _changes(evidence)
     for told in [*(one.finding for one in passed), *others]:
         old, new = told.change or (MISSING, MISSING)
-        paths = [path for path, both in changes.items() if same(both[0], old) and same(both[1], new)]
-        paths = [path for path in paths if is_called(path, told.subject)] or paths
+        called = ((path, both) for path, both in changes.items() if is_called(path, told.subject))
+        paths = [path for path, both in called if same(both[0], old) and same(both[1], new)]
         if paths and all(map(evidence.passes.binder, paths)):
             keys = {event.key for cause, event in parted if changed_as(*cause[:3]) == told.changed}
             found[told.changed] = Other({}, dict.fromkeys(paths, old), keys)
@@ -353,10 +354,12 @@ def _chosen(evidence: Evidence, captured: Event, event: Event, trace: Trace) -> 
         is_unseen = not evidence.of_two and _picked_unseen(evidence, event, old, new)
         is_other = old is None or new is None or is_unseen
         is_other = is_other or (not evidence.of_two and picked_another(evidence, event, old, new))
-        if given and is_other and (found := chooser(evidence, event, trace, is_unseen)) is not None:
-            where = evidence.session.positions.place(found[3])
+        if given and is_other and (first := chooser(evidence, event, trace, is_unseen)) is not None:
             then = f"; it chooses what {event.name} gets as {given.label}"
-            yield evidence.eager.when(event), finding(evidence, found, then, where)
+            # Of several that its expression reads nobody can tell which chose this one.
+            for found in dict.fromkeys([first, *deciding_near(trace, evidence.eager, first[3], event.spot)]):
+                where = evidence.session.positions.place(found[3])
+                yield evidence.eager.when(event), finding(evidence, found, then, where)
 
 
 def chooser(evidence: Evidence, event: Event, trace: Trace, is_unseen: bool = False) -> Cause | None:

@@ -135,3 +135,16 @@ def test_a_number_beside_one_that_a_branch_chose(device):
         state.which = state.other = True
 
     assert {*found(step, vary, device)} == {"state.which", "state.other"}
+
+
+def test_two_tensors_of_one_op_each_chosen_by_another(device):
+    x, ones = torch.ones(4, device=device), [torch.ones(4, device=device) for _ in range(2)]
+    ws, state = [x, x * 2], SimpleNamespace(same=0, which=0)
+
+    def step():
+        return ones[state.same] * ws[state.which]
+
+    def vary():
+        state.same = state.which = 1
+
+    assert found(step, vary, device) == ["state.which", "state.same"]
