@@ -1,5 +1,6 @@
 """A question that is asked in a fork of this very process, which then knows all that this one does."""
 
+import io
 import os
 import select
 import signal
@@ -42,6 +43,7 @@ def _answer(ask: Callable[[], bool], tell: int) -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
+        sys.stdout = sys.stderr = io.StringIO()  # Jupyter's would go on telling
         torch.set_num_threads(1)  # those of the other process are not here
         os.write(tell, b"1" if ask() else b"0")
     finally:

@@ -99,3 +99,44 @@ def test_of_a_local_variable_the_line_is_told_that_has_bound_it():
     [first, *_] = report("fifth/img2img_euler").findings
     assert first.subject == "level"
     assert first.evidence.endswith("in advance: now, then = next(self._rungs)")
+
+
+def test_of_what_a_comprehension_goes_through_the_source_is_told():
+    """Its own variables hold what the turn before has left when a line begins."""
+    assert report("eighth/ragged_plan").findings[0].subject == "self.plan"
+
+
+def test_a_memo_that_is_made_anew_in_place_is_no_doubt():
+    assert not any(
+        "in the first pass alone" in note for note in report("eighth/reloaded_weights_repaired").notes
+    )
+    assert any("in the first pass alone" in note for note in audit(**stale_memo()).notes)
+
+
+def stale_memo():
+    x, w, kept = torch.ones(4), torch.full((4,), 2.0), []
+
+    def step():
+        if not kept:
+            kept.append(w * 3)
+        return x * kept[0]
+
+    return {"step": step, "vary": lambda: (x.add_(1), w.add_(1)), "backend": "emulated"}
+
+
+def test_a_step_that_goes_on_measures_no_rounding():
+    """Its ring has another head in each pass: that is what moves a result then."""
+    assert not any("rounding" in note for note in report("eighth/kv_ring").notes)
+
+
+def test_a_zero_is_no_rounding():
+    x, total, state = torch.randn(4), torch.zeros(4), {"ends": False}
+
+    def step():
+        total.add_(x)
+        if state["ends"]:
+            total.zero_()
+        return x * 2
+
+    found = audit(step, vary=lambda: (x.mul_(1.5), state.update(ends=True)), backend="emulated")
+    assert found.findings and not any("ulp" in note for note in found.notes)

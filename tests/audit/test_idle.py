@@ -1,5 +1,6 @@
 """Frozen numbers that change nothing by themselves stand behind those that do."""
 
+import os
 import threading
 from types import SimpleNamespace
 
@@ -475,3 +476,17 @@ def test_mixed_values_leave_nothing_behind_and_are_waited_for_no_longer(ends, de
 
     assert {one[1] for one in found(step, vary, device)} == {"e.factor", "e.most"}
     assert e.free == [0] and e.steps == 0 and not lock.locked()
+
+
+def test_what_a_fork_says_is_not_heard(capfd):
+    def ask():
+        print("heard")
+        os.write(2, b"heard")
+        return True
+
+    assert split.forked(ask)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_fork_that_dies_has_said_no():
+    assert not split.forked(lambda: os.kill(os.getpid(), 9))
