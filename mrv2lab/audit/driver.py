@@ -1,6 +1,5 @@
 """Runs the passes of an audit and asks every kind of finding what it sees."""
 
-import ast
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -596,10 +595,7 @@ def _of_inputs(evidence: Evidence) -> Iterator[str]:
 def _read_once(evidence: Evidence, changed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """What `vary` has changed of what the first pass alone has read, by path, each with a line: what the line
     names, and then what work there was given, by whatever name."""
-    memory = evidence.passes.at_capture
-    reads = {
-        at: read for at, read in _first_alone(evidence).items() if not _is_made_anew(evidence, at, changed)
-    }
+    reads, memory = _first_alone(evidence), evidence.passes.at_capture
     for position, values in evidence.captures[0].warm_up.values.items():
         if (read := reads.get(position)) is None:
             continue
@@ -612,25 +608,6 @@ def _read_once(evidence: Evidence, changed: Mapping[str, Any]) -> Iterator[tuple
     tensors = [path for path, value in changed.items() if isinstance(value, tuple) and path in memory]
     for position, read in reads.items():
         yield from ((path, position) for path in tensors if any(at in memory[path] for at in read))
-
-
-def _is_made_anew(evidence: Evidence, position: int, changed: Mapping[str, Any]) -> bool:
-    """Whether `vary` has written or bound anew all that a line has kept."""
-    memory, one = evidence.passes.at_capture, evidence.captures[0].warm_up
-    refreshed = [
-        memory[path] for path, value in changed.items() if isinstance(value, tuple) and path in memory
-    ]
-    work = (event for event in one.own() if event.key[0] == position and event.is_work)
-    kept = [t.address for event in work for t in event.tensors if t.written and not t.is_own]
-    targets = [
-        ast.unparse(target)
-        for statement in evidence.session.positions.statements(position)
-        for target in getattr(statement, "targets", ())
-    ]
-    stored = [atom for atom in evidence.session.positions.atoms(position) if atom.text in targets]
-    are_stored = (any(atom.leads_to(path) for path in changed) for atom in stored)
-    are_kept = (any(address in span for span in refreshed) for address in kept)
-    return bool(kept or stored) and all(are_kept) and all(are_stored)
 
 
 def _first_alone(evidence: Evidence) -> dict[int, set[int]]:

@@ -37,6 +37,7 @@ _PLAIN = (*SCALARS, slice, range, Enum, torch.dtype, torch.device)
 _HOSTS = " value of the host's"
 _LONG = 200  # characters
 ASKED = "differ"
+_MOST_ROUNDS = 4
 _MOST_PASSES = 32  # eager ones, to ask which numbers change nothing
 _ADDRESS = 1 << 32  # of an integer: it may be one, or a handle, and what it led to is gone
 
@@ -66,16 +67,25 @@ def find(evidence: Evidence) -> Findings:
     value is frozen, such numbers are shapes that follow from it. So it is with shapes that no number tells,
     as of a slice that is left out where it is the whole.
     """
-    pairs = list(evidence.pairs())
-    passed = [found for pair in pairs for found in _passed(evidence, *pair)]
-    parted = [*_parted(evidence)]
-    others = [*_decided(evidence, parted), *_inside(evidence)]
-    if evidence.differs and not evidence.passes.draws_on:
-        evidence.idle |= _idle(evidence, _ways(evidence, passed, [one for _, one in others], parted))
-    explained = [*_in_order(evidence, [*((one.at, one.finding) for one in passed), *others])]
+    pairs, explained = list(evidence.pairs()), list[tuple[int, Finding]]()
+    known = set[tuple[Key, str | None]]()
+    for _ in range(_MOST_ROUNDS):  # without what changes nothing others may be named
+        passed = [found for pair in pairs for found in _passed(evidence, *pair)]
+        parted = [*_parted(evidence)]
+        others = [*_decided(evidence, parted), *_inside(evidence)]
+        if evidence.differs and not evidence.passes.draws_on:
+            ways = _ways(evidence, passed, [one for _, one in others], parted)
+            evidence.idle |= (idle := _idle(evidence, ways))
+            evidence.eager.innocent |= idle
+        known |= {(one.key, one.label) for one in passed}
+        told = [*((one.at, one.finding) for one in passed), *others]
+        told = [both for both in told if not (explained and _is_of(both[1], evidence.idle))]
+        explained += told
+        if not told or any(one.changed not in evidence.idle for _, one in told):
+            break
+    explained = [*_in_order(evidence, explained)]
     yield from (found for found in explained if found[1].changed in evidence.idle)
     explained = [found for found in explained if found[1].changed not in evidence.idle]
-    known = {(one.key, one.label) for one in passed}
     explained = explained or [found for pair in pairs for found in _unexplained(evidence, *pair, known)]
     yield from explained
     if evidence.shaped is not None and not explained:
@@ -84,6 +94,13 @@ def find(evidence: Evidence) -> Findings:
         yield evidence.eager.when(event), finding(evidence, reason.cause, then, where)
     elif not explained:
         yield from islice(chain(_reshaped(evidence), _rearranged(evidence), _alone(evidence)), 1)
+
+
+def _is_of(found: Finding, idle: Set[Changed]) -> bool:
+    """Whether it is about a value that changes nothing, or what was made of it: a branch, a variable."""
+    words = (repr(found.change) == change for _, change in idle)
+    is_passed_on = found.subject.isidentifier() and any(words)
+    return is_passed_on or any(subject in found.subject for subject, _ in idle)
 
 
 def _in_order(evidence: Evidence, found: Iterable[tuple[int, Finding]]) -> Findings:
@@ -118,7 +135,8 @@ def _ways(
         paths = [path for path, both in called if same(both[0], old) and same(both[1], new)]
         if paths and all(map(evidence.passes.binder, paths)):
             keys = {event.key for cause, event in parted if changed_as(*cause[:3]) == told.changed}
-            found[told.changed] = Other({}, dict.fromkeys(paths, old), keys)
+            held = found[told.changed].held if told.changed in found else {}  # what it was worked out to
+            found[told.changed] = Other(held, dict.fromkeys(paths, old), keys)
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from mrv2lab.audit.atoms import MISSING, Atom
 from mrv2lab.audit.lines import ROOT, Lines, same
 from mrv2lab.audit.memory import Seen
-from mrv2lab.audit.report import Place
+from mrv2lab.audit.report import Changed, Place, changed_as
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.work import moves
 
@@ -111,6 +111,7 @@ class Trace:
     # for an event whose tensor lies elsewhere than in the pass it is compared with, names of it
     moved: dict[tuple[Key, str], str] = field(default_factory=dict)
     still: set[tuple[Key, str]] = field(default_factory=set)  # where that pass's tensor is held as well
+    innocent: set[Changed] = field(default_factory=set)  # host values that are known to change nothing
     _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
     _by_key: dict[Key, Event] = field(default_factory=dict)
     _when: dict[Key, int] = field(default_factory=dict)
@@ -216,4 +217,7 @@ def changed(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]
         return []
     both = zip(new.lines.positions.atoms(position), old.values[position], new.values[position], strict=True)
     known = ((atom, a, b) for atom, a, b in both if a is not MISSING and b is not MISSING)
-    return [(atom, a, b) for atom, a, b in known if not same(a, b)]
+    found = [(atom, a, b) for atom, a, b in known if not same(a, b)]
+    if not new.innocent:
+        return found
+    return [one for one in found if changed_as(one[0].text, *one[1:]) not in new.innocent]

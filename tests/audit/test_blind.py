@@ -106,24 +106,6 @@ def test_of_what_a_comprehension_goes_through_the_source_is_told():
     assert report("eighth/ragged_plan").findings[0].subject == "self.plan"
 
 
-def test_a_memo_that_is_made_anew_in_place_is_no_doubt():
-    assert not any(
-        "in the first pass alone" in note for note in report("eighth/reloaded_weights_repaired").notes
-    )
-    assert any("in the first pass alone" in note for note in audit(**stale_memo()).notes)
-
-
-def stale_memo():
-    x, w, kept = torch.ones(4), torch.full((4,), 2.0), []
-
-    def step():
-        if not kept:
-            kept.append(w * 3)
-        return x * kept[0]
-
-    return {"step": step, "vary": lambda: (x.add_(1), w.add_(1)), "backend": "emulated"}
-
-
 def test_a_step_that_goes_on_measures_no_rounding():
     """Its ring has another head in each pass: that is what moves a result then."""
     assert not any("rounding" in note for note in report("eighth/kv_ring").notes)

@@ -148,3 +148,31 @@ def test_two_tensors_of_one_op_each_chosen_by_another(device):
         state.same = state.which = 1
 
     assert found(step, vary, device) == ["state.which", "state.same"]
+
+
+def test_where_the_first_that_a_line_names_changes_nothing_the_next_is_asked(device):
+    x, ws = torch.ones(4, device=device), [torch.full((4,), n, device=device) for n in (2.0, 3.0)]
+    state = SimpleNamespace(request=0, which=0)
+
+    def step():
+        request, w = state.request, ws[state.which]
+        return (x * w, request)[0]
+
+    def vary():
+        state.request = state.which = 1
+
+    assert found(step, vary, device) == ["state.which", "state.request"]
+
+
+def test_a_number_of_two_that_have_changed_and_of_which_either_will_do(device):
+    """Each alone leaves the larger one what it is, and the op gets another number all the same."""
+    x, state = torch.ones(4, device=device), SimpleNamespace(a=2.0, b=2.0)
+
+    def step():
+        return x * max(state.a, state.b)
+
+    def vary():
+        state.a = state.b = 3.0
+
+    report = audit(step, vary=vary, backend="emulated" if device.type == "cpu" else "cuda")
+    assert report.findings and "by itself" not in str(report)
