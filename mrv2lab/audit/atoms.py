@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType, SimpleNamespace
@@ -64,6 +64,7 @@ class Atom:
     is_state: bool  # it outlives the function: an attribute, an element, a global, a closure's variable
     default: Any = MISSING  # what its source gives where nothing is at the end of it
     is_there: bool = False  # the atom is whether there is something
+    is_late: bool = False  # a variable that is bound while its line runs
 
     def is_of(self, path: str) -> bool:
         """Whether a path of `names` may be that of its very value."""
@@ -274,9 +275,9 @@ def _atoms_at(file: str, code: CodeType, line: int) -> tuple[Atom, ...]:
     while expressions:
         expression, depth = expressions.pop(0)
         for atom in atoms_in(expression, code):
-            if atom.text in found or (atom.name in late and not atom.steps) or len(found) >= _MOST_ATOMS:
+            if atom.text in found or len(found) >= _MOST_ATOMS:
                 continue
-            found[atom.text] = atom
+            found[atom.text] = replace(atom, is_late=True) if atom.name in late and not atom.steps else atom
             if atom.name in assigned and depth < 3 and not atom.steps:
                 expressions.append((assigned[atom.name], depth + 1))
     return tuple(found.values())

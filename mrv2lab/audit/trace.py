@@ -217,7 +217,7 @@ def changed(old: Trace, new: Trace, position: int) -> list[tuple[Atom, Any, Any]
         return []
     both = zip(new.lines.positions.atoms(position), old.values[position], new.values[position], strict=True)
     known = ((atom, a, b) for atom, a, b in both if a is not MISSING and b is not MISSING)
-    found = [(atom, a, b) for atom, a, b in known if not same(a, b)]
+    found = [(atom, a, b) for atom, a, b in known if not (atom.is_late or same(a, b))]
     if not new.innocent:
         return found
     return [one for one in found if changed_as(one[0].text, *one[1:]) not in new.innocent]
