@@ -272,6 +272,7 @@ def _atoms_at(file: str, code: CodeType, line: int) -> tuple[Atom, ...]:
     assigned = assigned_at(file, line)
     expressions: list[tuple[ast.AST, int]] = [(part, 0) for s in statements for part in heads(s)]
     late = {name for expression, _ in expressions for name in _bound_in(expression)}
+    late.update(name for statement in statements[:-1] for name in _bound_by(statement))
     while expressions:
         expression, depth = expressions.pop(0)
         for atom in atoms_in(expression, code):
@@ -289,6 +290,16 @@ def _bound_in(expression: ast.AST) -> Iterator[str]:
         match node:
             case ast.comprehension(target=target) | ast.NamedExpr(target=target):
                 yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
+
+
+def _bound_by(statement: ast.stmt) -> Iterator[str]:
+    """Variables that a statement binds before another one on its line runs."""
+    match statement:
+        case ast.For(target=target) | ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            targets = [target]
+        case _:
+            targets = getattr(statement, "targets", [])
+    yield from (n.id for one in targets for n in ast.walk(one) if isinstance(n, ast.Name))
 
 
 def heads(statement: ast.stmt) -> list[ast.AST]:
@@ -418,18 +429,17 @@ def expression_at(file: str, code: CodeType, line: int, spot: int) -> ast.expr |
     not tell, and of what stores: what is stored stands beside it."""
     span = next(islice(code.co_positions(), spot // 2, None), None) if spot >= 0 else None
     nodes = (n for one in statements_at(file, line) for n in ast.walk(one) if isinstance(n, ast.expr))
-    node = next((node for node in nodes if _span(node) == span), None)
+    node = next((node for node in nodes if span in [*_spans(node)]), None)
     return node if isinstance(getattr(node, "ctx", ast.Load()), ast.Load) else None
 
 
-def _span(node: ast.expr) -> tuple[int, int | None, int, int | None]:
-    """As the compiler gives it to the last instruction: the lines, and where in them. The call of a method
-    begins at its name where that stands on a line of its own."""
-    begin = node.lineno, node.col_offset
+def _spans(node: ast.expr) -> Iterator[tuple[int, int | None, int, int | None]]:
+    """As the compiler may give it to the last instruction: the lines, and where in them. The call of a method
+    begins at its name where that stands on a line of its own, unless an argument is unpacked."""
+    yield node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
     match node:
         case ast.Call(func=ast.Attribute(attr=name, end_lineno=int(line), end_col_offset=int(column))):
-            begin = begin if line == node.lineno else (line, column - len(name))
-    return begin[0], node.end_lineno, begin[1], node.end_col_offset
+            yield line, node.end_lineno, column - len(name), node.end_col_offset
 
 
 def statements_at(file: str, line: int) -> list[ast.stmt]:
@@ -457,7 +467,10 @@ def assigned_at(file: str, line: int) -> dict[str, ast.expr]:
     found: dict[str, ast.expr] = {}
     for node in nodes:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if bound[name] == 1:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.NamedExpr(target=ast.Name(id=name), value=value)
+            ) if bound[name] == 1:
                 if not any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(value)):
                     found[name] = value
     return {name: value for name, value in found.items() if name not in outer}
