@@ -19,10 +19,11 @@ from mrv2lab.audit import AuditReport, Engine, EngineAudit, Finding
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 from mrv2lab.graphs.foreign import observable_graphs
-from mrv2lab.live import drafts, v1, v2
+from mrv2lab.live import drafts, encoders, v1, v2
 from mrv2lab.live.ranks import Ranks, apart
 from mrv2lab_vllm import see_allocations
 
+_BESIDE = drafts, encoders  # what has graphs of its own beside the step
 FIRST = "lengths"  # the scenario that goes without saying
 _INSTALLED = re.compile(r"(?<!\S)/\S*?/(?=vllm/)")  # a folder, in words
 
@@ -111,7 +112,8 @@ class Steps:
         self._audit = EngineAudit(engine, backend=self.backend)
         self._audit.capture()
         way_of(runner).watch(self)
-        drafts.watch(self)
+        for beside in _BESIDE:
+            beside.watch(self)
         return taken[0]
 
     def pick(self, desc: Any) -> None:
@@ -163,7 +165,7 @@ class Steps:
 
     def left_out(self) -> list[str]:
         """What replays graphs and is not audited, and why."""
-        return [told] if self.runner is not None and (told := drafts.left_out(self.runner)) else []
+        return [] if self.runner is None else [*filter(None, (one.left_out(self.runner) for one in _BESIDE))]
 
     def why_none(self) -> str:
         """Why there is no report."""
@@ -182,12 +184,14 @@ class Steps:
         parts += [desc.cg_mode.name] if len(modes) > 1 else []
         parts += [f"{adapters} active adapters"] if adapters else []
         parts += [f"drafted token {desc.token}"] if isinstance(desc, drafts.Key) else []
+        parts += ["images"] if isinstance(desc, encoders.Key) else []
         parts += [self.rank_name] if self.rank_name else []
         parts += [f"scenario {self.scenario}"] if self.scenario != FIRST else []
         return ", ".join(parts)
 
     def _engine(self, name: str, run: Callable[[], Any], eager: Callable[[], Any], **more: Any) -> Engine:
-        anchor = [type(v2.model_of(self.runner)).forward, *drafts.anchors(self.runner)]
+        anchor = [type(v2.model_of(self.runner)).forward]
+        anchor += [function for one in _BESIDE for function in one.anchors(self.runner)]
         roots = {"runner": self.runner}
         return Engine(name, self._capture, run, eager, anchor=anchor, roots=roots, **more)
 

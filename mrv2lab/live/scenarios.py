@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mrv2lab.errors import BadInput, choose
 from mrv2lab.live.engine import requests
 
 NUM_TOKENS = 4
 PROMPT_LENGTHS = (5, 130, 700, 1400)
+SIDES = (112, 224, 336)  # pixels, a multiple of what most encoders make a token of
 
 
 class Batch(NamedTuple):
@@ -18,6 +21,7 @@ class Batch(NamedTuple):
     prompt_lengths: Sequence[int]  # tokens
     adapters: Sequence[Any] = ()  # of each request its `LoRARequest`, or None; empty: of all the first
     part: str | None = ""  # of the scenario, whose steps are looked at for themselves; None: they are not
+    side: int = 0  # pixels of an image that each request brings along; 0: none does
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,24 @@ class Engine:
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, detokenize=False)
         adapters = list(batch.adapters or [next(iter(self.adapters), None)] * len(batch.prompt_lengths))
         with_adapters = adapters if self.adapters else None
-        self.llm.generate(requests(batch.prompt_lengths), params, use_tqdm=False, lora_request=with_adapters)
+        asked = self._with_images(batch) if batch.side else requests(batch.prompt_lengths)
+        self.llm.generate(asked, params, use_tqdm=False, lora_request=with_adapters)
+
+    def _with_images(self, batch: Batch) -> list[dict[str, Any]]:
+        """A short text each, with an image that no other request has: of one that is known nothing is
+        encoded."""
+        from PIL import Image
+        from vllm.model_executor.model_loader.utils import get_model_cls
+
+        place = get_model_cls(self.llm.llm_engine.model_config).get_placeholder_str("image", 1)
+        shape, drawn = (
+            (batch.side, batch.side, 3),
+            np.random.default_rng((batch.side, len(batch.prompt_lengths))),
+        )
+        pixels = (drawn.integers(256, size=shape, dtype=np.uint8) for _ in batch.prompt_lengths)
+        return [
+            {"prompt": f"{place} what?", "multi_modal_data": {"image": Image.fromarray(p)}} for p in pixels
+        ]
 
     def lacks(self, scenario: str) -> str:
         """What a scenario needs and is not there."""
@@ -49,6 +70,10 @@ class Engine:
         config = self.llm.llm_engine.vllm_config
         if scenario == "prefix" and not config.cache_config.enable_prefix_caching:
             return "prefix caching: --engine enable_prefix_caching=true"
+        if scenario == "images" and not config.model_config.is_multimodal_model:
+            return "a model that takes images"
+        if scenario == "images" and config.model_config.skip_tokenizer_init:
+            return "a tokenizer: --engine skip_tokenizer_init=false"
         return ""
 
 
@@ -79,7 +104,14 @@ def prefix(engine: Engine) -> Iterator[Batch]:
     return (Batch(engine.lengths(number), part=part) for number in engine.num_reqs for part in (None, ""))
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (lengths, shrinking, prefill, adapters, prefix)}
+def images(engine: Engine) -> Iterator[Batch]:
+    """An image with each of one, two, ... requests, small and larger ones: encoders may have graphs."""
+    numbers = range(1, max(engine.num_reqs, default=1) + 1)
+    return (Batch([1] * number, side=side) for side in SIDES for number in numbers)
+
+
+_ALL = lengths, shrinking, prefill, adapters, prefix, images
+SCENARIOS = {scenario.__name__: scenario for scenario in _ALL}
 
 
 def chosen(names: Sequence[str]) -> list[str]:

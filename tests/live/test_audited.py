@@ -190,7 +190,9 @@ class Served:
 
     def __init__(self, prefix_caching=False):
         cache = SimpleNamespace(enable_prefix_caching=prefix_caching)
-        self.llm_engine, self.asked = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache)), []
+        model = SimpleNamespace(is_multimodal_model=False)
+        config = SimpleNamespace(cache_config=cache, model_config=model)
+        self.llm_engine, self.asked = SimpleNamespace(vllm_config=config, model_config=model), []
 
     def generate(self, prompts, params, use_tqdm, lora_request):
         self.asked.append(([len(prompt["prompt_token_ids"]) for prompt in prompts], lora_request))
@@ -229,10 +231,29 @@ def test_adapters_come_and_go(served):
     assert served("lengths")[0][1] is None
 
 
+def test_each_request_brings_an_image_that_no_other_has(served, monkeypatch):
+    kind = SimpleNamespace(get_placeholder_str=lambda modality, i: f"<{modality}>")
+    utils = SimpleNamespace(get_model_cls=lambda config: kind)
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.model_loader.utils", utils)
+    llm, asked = Served(), []
+    llm.llm_engine.model_config.is_multimodal_model = True
+    llm.llm_engine.model_config.skip_tokenizer_init = False
+    llm.generate = lambda prompts, *args, **kwargs: asked.append(prompts)
+    engine = scenarios.Engine(llm, (1, 2), (1, 2), (), 600)
+    assert scenarios.run(engine, ["images"], lambda name: None) == []
+    assert [len(prompts) for prompts in asked] == [1, 2] * len(scenarios.SIDES)
+    every = [one for prompts in asked for one in prompts]
+    assert {one["prompt"] for one in every} == {"<image> what?"}
+    assert len({one["multi_modal_data"]["image"].tobytes() for one in every}) == len(every)
+    llm.llm_engine.model_config.skip_tokenizer_init = True
+    with pytest.raises(BadInput, match="skip_tokenizer_init=false"):
+        scenarios.run(engine, ["images"], lambda name: None)
+
+
 def test_a_scenario_that_the_engine_does_not_support_is_told():
     engine = scenarios.Engine(Served(), (), (), (), 600)
     told = scenarios.run(engine, scenarios.chosen(["all"]), lambda name: None)
-    assert [line.partition(" ")[0] for line in told] == ["adapters", "prefix"]
+    assert [line.partition(" ")[0] for line in told] == ["adapters", "prefix", "images"]
     with pytest.raises(BadInput, match="adapters needs an adapter: --lora FOLDER"):
         scenarios.run(engine, ["adapters"], lambda name: None)
     with pytest.raises(BadInput, match=r"unknown scenario 'lenghts'.*did you mean 'lengths'"):

@@ -1,0 +1,132 @@
+"""Graphs of an encoder of images, as audits meet them (`compilation_config.cudagraph_mm_encoder`).
+
+A manager (`v1/worker/encoder_cudagraph.py` of vLLM 0.23.0 to 0.33.0) has one graph for each budget of tokens.
+It makes the metadata of some images, copies that into the buffers of the smallest graph that they fit in, and
+replays. The V1 runner has such a manager, and from 0.33.0 on V2's.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from mrv2lab.live.v2 import Meeting, Repeated, lacking
+
+READ = {
+    "_run_budget_graph": {"mm_kwargs", "token_budget", "graph_meta"},
+    "_get_per_item_out_tokens": set[str](),
+}
+"""Methods of a manager that an `Encoding` needs, and their local variables."""
+_GRAPH = {"graph", "input_buffers", "output_buffer"}  # attributes of what a manager keeps for each
+_WHOLE = "default"
+
+
+class Key(NamedTuple):
+    """What the graph of an encoder is chosen by."""
+
+    num_tokens: int  # the budget: of images, behind the encoder
+    cg_mode: Any
+
+
+def _manager(runner: Any) -> Any:
+    """What replays the graphs of its encoder; None if there is none."""
+    runners = (runner, getattr(getattr(runner, "model_state", None), "encoder_runner", None))
+    names = "encoder_cudagraph_manager", "cudagraph_manager"
+    found = (getattr(one, name, None) for one, name in zip(runners, names, strict=True))
+    return next((one for one in found if one is not None), None)
+
+
+def _lacks(manager: Any) -> str:
+    """What that of another release has not; empty if it has all."""
+    if lost := lacking(type(manager), READ):
+        return lost
+    lost_of = (_GRAPH - vars(meta).keys() for meta in _graphs(manager.budget_graphs))
+    return ", ".join(sorted(set[str]().union(*lost_of)))
+
+
+def _graphs(held: Any) -> Iterator[Any]:
+    """What a manager keeps of each of its graphs; from 0.26.0 on they lie in a dictionary for each path."""
+    for one in held.values():
+        yield from _graphs(one) if isinstance(one, dict) else (one,)
+
+
+def left_out(runner: Any) -> str:
+    """Which graphs of its encoder are not audited, and why; empty if all are."""
+    manager = _manager(runner)
+    if manager is None or not any(True for _ in _graphs(manager.budget_graphs)):
+        return ""
+    if lost := _lacks(manager):
+        return f"graphs of the encoder are not audited: {type(manager).__name__} has no {lost}"
+    if getattr(runner.vllm_config.parallel_config, "tensor_parallel_size", 1) > 1:
+        return "graphs of the encoder are not audited on tensor parallel ranks, which may encode other images"
+    return ""
+
+
+def anchors(runner: Any) -> list[Callable[..., Any]]:
+    """What an encoder goes through, captured or eager."""
+    manager = _manager(runner)
+    return [] if manager is None else [type(manager.model).encoder_cudagraph_forward]
+
+
+def watch(steps: Meeting) -> None:
+    """Have each batch of images met of which the runner is about to replay a graph."""
+    manager = _manager(steps.runner)
+    if manager is None or left_out(steps.runner):
+        return
+    original = manager._run_budget_graph
+
+    def replay(mm_kwargs: dict[str, Any], token_budget: int, **more: Any) -> Any:
+        from vllm.config import CUDAGraphMode
+
+        key, run = Key(token_budget, CUDAGraphMode.FULL), partial(original, mm_kwargs, token_budget, **more)
+        # An encoder may have several parts, each with a graph of its own, of other rows.
+        is_whole = more.get("path", _WHOLE) == _WHOLE and not more.get("axis_keys")
+        if is_whole and not steps.skips(key):
+            steps.meet(Encoding, {"batch_desc": key, "manager": manager, "mm_kwargs": mm_kwargs}, run)
+        return run()
+
+    manager._run_budget_graph = replay
+
+
+class Encoding(Repeated):
+    """Some images that are about to be encoded: the buffers of their graph are filled anew for each pass.
+
+    Args:
+        prepared: the key, the manager, and the images.
+        replay: the call of `_run_budget_graph`.
+    """
+
+    def __init__(self, runner: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
+        manager = prepared["manager"]
+        super().__init__(manager.model)
+        self._held.append((vars(manager), dict(vars(manager))))  # it counts its replays
+        self.desc, self.manager, self.fill = prepared["batch_desc"], manager, replay
+        self.num_rows = sum(manager._get_per_item_out_tokens(prepared["mm_kwargs"]))
+
+    def prepare(self) -> None:
+        """What the manager does before it replays."""
+        self.put_back()
+        chosen: list[Any] = []
+        with ExitStack() as stack:
+            for held in _graphs(self.manager.budget_graphs):
+                instead = SimpleNamespace(replay=partial(chosen.append, held))
+                stack.enter_context(patch.object(held, "graph", instead))
+            self.fill()
+        (self.chosen,) = chosen
+
+    def run(self) -> Any:
+        """As the manager does."""
+        self.chosen.graph.replay()
+        return self._rows()
+
+    def eager(self) -> Any:
+        """What was captured, with no graph."""
+        values = {**self.chosen.input_buffers}  # a model takes out of it what it uses
+        self.chosen.output_buffer.copy_(self.manager.model.encoder_cudagraph_forward(values))
+        return self._rows()
+
+    def _rows(self) -> Any:
+        """Those of images; behind them lies what padding has come to."""
+        return self.chosen.output_buffer[: self.num_rows]
