@@ -4,6 +4,7 @@ Everything a user can cause by a wrong name, shape, file or machine is a `BadInp
 turns it into one line and exit status 2. Everything that capture forbids is a `CaptureError`.
 """
 
+import ast
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -71,10 +72,23 @@ def file_and_function(target: str) -> tuple[Path, str]:
     """The two halves of `FILE.py:FUNCTION`. BadInput: it has not two, or there is no such file."""
     file, _, name = target.replace("::", ":").rpartition(":")  # as pytest writes it
     if not file or not name:
-        raise BadInput(f"{target!r} names no function; possible: FILE.py:FUNCTION")
+        known = [f"{file or name}:{function}" for function in _without_arguments(Path(file or name))]
+        possible = ", ".join(known or ["FILE.py:FUNCTION"])
+        raise BadInput(f"{target!r} names no function; possible: {possible}")
     if not Path(file).is_file():
         raise BadInput(f"{file}: no such file; give FILE.py:FUNCTION")
     return Path(file), name
+
+
+def _without_arguments(file: Path) -> list[str]:
+    """The functions of a file that can be called without arguments, as far as its source tells."""
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    functions = (one for one in statements if isinstance(one, ast.FunctionDef))
+    counts = ((one.name, one.args.posonlyargs + one.args.args, one.args.defaults) for one in functions)
+    return [name for name, arguments, defaults in counts if len(arguments) == len(defaults)]
 
 
 def choose(kind: str, given: str, possible: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Graphs of an encoder of images, as audits meet them (`compilation_config.cudagraph_mm_encoder`).
 
 A manager (`v1/worker/encoder_cudagraph.py`, read in vLLM 0.23.0, 0.26.0 and 0.33.0) has one graph for each
-budget of tokens. It makes the metadata of some images, copies that into the buffers of the smallest graph that
-they fit in, and replays. The V1 runner has such a manager, and in 0.33.0 V2's.
+budget of tokens. It makes the metadata of some images, copies that into the buffers of the smallest graph
+that they fit in, and replays. The V1 runner has such a manager, and in 0.33.0 V2's.
 """
 
 from collections.abc import Callable, Iterator

@@ -280,7 +280,8 @@ def test_a_step_may_be_a_lambda_of_a_module(program):
         (["program.step"], "names no function; possible: FILE.py:FUNCTION"),
         (["program.py::step"], "program.py: no such file"),
         (["program.py"], "names no function; possible: FILE.py:FUNCTION"),
-        (["{file}:"], "names no function; possible: FILE.py:FUNCTION"),
+        (["{file}:"], "names no function; possible: {file}:step, {file}:fixed, {file}:vary, {file}:restart"),
+        (["{file}"], "names no function; possible: {file}:step, {file}:fixed, {file}:vary, {file}:restart"),
         (["{file}:nothing"], "no function 'nothing'; possible: step, fixed, vary, restart"),
         (["{file}:step", "--vary", "x1"], "no function 'x1'"),
         (["{file}:step", "--backend", "tpu"], "unknown --backend 'tpu'"),
@@ -289,7 +290,7 @@ def test_a_step_may_be_a_lambda_of_a_module(program):
 def test_bad_input_is_one_line_and_exit_status_2(program, arguments, message):
     result = run(*[argument.format(file=program) for argument in arguments])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr and result.stderr.count("\n") == 1
+    assert message.format(file=program) in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
