@@ -980,7 +980,7 @@ def report(
     files: Annotated[
         list[Path] | None, _file("default: all of data/results", "make one with mrv2lab run --save")
     ] = None,
-    output: Annotated[Path, to_write("the HTML file to write")] = Path("out/report.html"),
+    output: Annotated[Path, to_write("the HTML file to write")] = Path("out/recorded.html"),
     figures: Annotated[
         Path | None, to_write("also write plots as SVG to this folder", is_folder=True)
     ] = None,
