@@ -158,10 +158,12 @@ def modes(monkeypatch, vllm):  # noqa: F811
 
 
 @pytest.mark.live
-def test_vllms_own_encoder(tmp_path):
+def test_vllms_own_encoder(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")  # the other one has no such graphs in 0.23.0
     folder = make_qwen_vl(tmp_path / "model")
     options = ["skip_tokenizer_init=false", 'compilation_config={"cudagraph_mm_encoder": true}']
-    job = audited.job_of_model(str(folder), [], [*options, "max_model_len=1024"], ["images"])
+    options += ["max_model_len=1024", "kv_cache_memory_bytes=67108864"]  # it is copied for each pass
+    job = audited.job_of_model(str(folder), [], options, ["images"])
     (one,) = audited.run([job], at_once=1, on_progress=lambda *told: None)
     reports = [report for report in one.read() if "images," in report.step]
     assert reports and all(not report.findings for report in reports)
