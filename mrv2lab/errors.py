@@ -86,9 +86,12 @@ def _without_arguments(file: Path) -> list[str]:
         statements = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return []
-    functions = (one for one in statements if isinstance(one, ast.FunctionDef))
-    counts = ((one.name, one.args.posonlyargs + one.args.args, one.args.defaults) for one in functions)
-    return [name for name, arguments, defaults in counts if len(arguments) == len(defaults)]
+    functions = ((one.name, one.args) for one in statements if isinstance(one, ast.FunctionDef))
+    return [
+        name
+        for name, taken in functions
+        if len(taken.posonlyargs + taken.args) == len(taken.defaults) and None not in taken.kw_defaults
+    ]
 
 
 def choose(kind: str, given: str, possible: Sequence[str]) -> str:

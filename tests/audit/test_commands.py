@@ -293,6 +293,17 @@ def test_bad_input_is_one_line_and_exit_status_2(program, arguments, message):
     assert message.format(file=program) in result.stderr and result.stderr.count("\n") == 1
 
 
+def test_of_a_file_alone_those_functions_are_told_that_need_no_argument(program):
+    program.write_text(
+        "def step(): ...\ndef one(a): ...\ndef first(a, /): ...\ndef named(*, a): ...\n"
+        "def more(a=1, *b, c=2, **d): ...\nclass Engine:\n    def step(): ...\n"
+    )
+    told = run(program).stderr
+    assert told.endswith(f"possible: {program}:step, {program}:more\n")
+    program.write_text("def step(:\n")
+    assert run(program).stderr.endswith("possible: FILE.py:FUNCTION\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -11,9 +11,8 @@ import torch
 from mrv2lab.graphs import CapturedGraph, capture
 from mrv2lab.live import audited, encoders
 from mrv2lab.live.audit import Steps
-
-from .qwen_vl import make_qwen_vl
-from .test_v1 import FULL, NONE, Runner, vllm  # noqa: F401 - a fixture
+from tests.live.qwen_vl import make_qwen_vl
+from tests.live.test_v1 import FULL, NONE, Runner, vllm  # noqa: F401 - a fixture
 
 
 @dataclass
@@ -123,7 +122,6 @@ def test_what_froze_in_its_graph_is_named():
     runner.encoder_cudagraph_manager.model.scale = 3.0
     assert torch.equal(runner.encode(*IMAGES), RIGHT)
     (report,) = steps.reports.values()
-    print(report)
     assert report.findings[0].kind == "frozen-host-value"
     assert report.findings[0].subject == "self.scale"
     assert runner.encode(*IMAGES).tolist() == RIGHT.tolist()  # the graph is there again
