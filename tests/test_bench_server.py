@@ -166,7 +166,7 @@ def test_each_way_has_as_many_turns_in_each_round_and_nothing_else_is_in_use(llm
     orders = {tuple(way for _, way, *_ in five) for five in each[:PARTS]}
     assert len(orders) == PARTS  # in a round already
     early = PARTS * len(WAYS) * len(LOADS)
-    assert [every for _, _, every, *_ in timed_turns] == [8] * early + [1000] * (len(timed_turns) - early)
+    assert [every for _, _, every, *_ in timed_turns] == [8] * early + [333] * (len(timed_turns) - early)
     assert [*rows] == [(way, load) for way in WAYS for load in LOADS]
     assert {one.verdict for one in rows.values()} == {"correct"}
     assert rows["off", 8].counts["of off"] == pytest.approx(1.0)
@@ -198,7 +198,7 @@ def test_a_round_that_answers_otherwise_than_nothing_in_use_is_wrong(llm, way, w
 def test_a_check_is_taken_out_of_its_turn_and_spread_over_what_it_is_made_for(llm):
     counts = rows_of(measured({"folder": "model"}))["every=1000", 1].counts
     assert counts["checks"] == PARTS // 2 * ROUNDS  # those of the first round do not count
-    assert counts["check ms"] == pytest.approx(30.0)
+    assert counts["check ms"] == counts["longest"] == pytest.approx(30.0)
     assert counts["low"] == pytest.approx(counts["high"]) == pytest.approx((2.01 + 0.03) / 2)
 
 
@@ -274,10 +274,10 @@ def test_a_graph_alone_is_timed_by_the_device(monkeypatch):
 # ---- rows ----
 
 
-def row_of(llm, way, answers=(1,), off=(1,), error=0.0, ms=None, checks=1, rounds=8):
+def row_of(llm, way, answers=(1,), off=(1,), error=0.0, ms=None, checks=(0.0,), rounds=8):
     of_off, ours = [2.0, 4.0, 2.0, 2.0] * 2, ms or [2.2, 4.4, 1.8, 2.2] * 2
-    turns = {("off", 1): Turns(0.0, of_off[:rounds], {*off}, Counter())}
-    turns[way, 1] = Turns(error, ours[:rounds], {*answers}, Counter(checks=checks, us=0))
+    turns = {("off", 1): Turns(0.0, of_off[:rounds], {*off})}
+    turns[way, 1] = Turns(error, ours[:rounds], {*answers}, [*checks])
     return row(turns, way, 1, Attached(llm.worker))
 
 
@@ -299,14 +299,24 @@ def test_a_way_is_held_against_off_round_by_round(llm):
         ("stock", {"answers": (2,), "error": 1.0}, "wrong"),
         ("guard", {"error": 0.1}, "wrong"),
         ("every=1000", {}, "correct"),
-        ("every=1000", {"checks": 0}, "wrong"),
+        ("every=1000", {"checks": ()}, "wrong"),
         ("guard", {"rounds": FEWEST}, "correct"),
         ("guard", {"rounds": FEWEST - 1}, "wrong"),  # its bounds hold nothing at 95 %
         ("off", {"rounds": FEWEST}, "wrong"),  # one ratio less
     ],
 )
 def test_what_is_apart_or_has_done_nothing_is_wrong(llm, way, changed, verdict):
-    assert row_of(llm, way, **changed).verdict == verdict
+    made = row_of(llm, way, **changed)
+    assert made.verdict == verdict
+    assert made.counts.keys() >= {"of off", "low", "high"} or verdict == "wrong"
+    assert not made.counts.keys() & {"of off", "low", "high"} or verdict == "correct"
+
+
+def test_a_step_has_its_part_of_the_mean_check_and_the_longest_is_told(llm):
+    made = row_of(llm, "every=1000", ms=[2.0, 4.0, 2.0, 2.0] * 2, checks=(10.0, 20.0, 90.0))
+    counts = {name: made.counts[name] for name in ("checks", "check ms", "longest")}
+    assert counts == {"checks": 3, "check ms": 40.0, "longest": 90.0}
+    assert made.counts["of off"] == pytest.approx(2.04 / 2)
 
 
 def test_a_guard_that_watches_nothing_is_wrong(llm):

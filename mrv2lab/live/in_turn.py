@@ -45,6 +45,9 @@ STEPS, AWAKE = 10, 2  # of a turn: timed, and before that; those that were under
 NUM_TOKENS = PARTS * len(OURS) * (STEPS + AWAKE) + 8  # of an answer; the last few are nobody's
 FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
+# Replays of this way: others lie between them, so that as many steps of the engine lie between two checks as
+# in a server, and more time. Nothing that a check needs is warmer than there; a load has about ten of them.
+APART = EVERY // len(OURS)
 REPLAYS = 50  # of a graph alone, one behind the other
 
 
@@ -55,7 +58,7 @@ class Turns:
     error: float = 0.0  # of logits with forced tokens
     ms: list[float] = field(default_factory=list)  # a token, in each round, without checks
     answers: set[tuple[int, ...]] = field(default_factory=set)  # all that there were
-    num: Counter[str] = field(default_factory=Counter)  # `checks`, and the `us` that they took
+    checks: list[float] = field(default_factory=list)  # milliseconds of each
     graph_ms: list[float] = field(default_factory=list)  # on the device: a replay of the graph alone
 
 
@@ -201,7 +204,7 @@ def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]
         for load in LOADS:
             made = {way: turns[way, load] for way in WAYS}
             take(llm, others, attached, made, load, number)
-        attached.audit.every = EVERY
+        attached.audit.every = APART
     attached.use("off")
     for load in LOADS:
         turns["off", load].graph_ms = graph_ms(attached.manager, load)
@@ -243,7 +246,7 @@ def take(
     llm: Any, others: dict[str, Stock], attached: Attached, turns: dict[str, Turns], load: int, number: int
 ) -> None:
     """A round. Its time counts, and that of its checks, but for the first one's."""
-    ms, num = dict.fromkeys(WAYS, 0.0), {way: Counter[str]() for way in WAYS}
+    ms, checks = dict.fromkeys(WAYS, 0.0), {way: list[float]() for way in WAYS}
     attached.use("off")
     begin(llm, load)
     for other in others.values():
@@ -257,7 +260,8 @@ def take(
             steps(llm, AWAKE, 0)
             before = Counter(attached.audit.num)
             ms[way] += steps(llm, 0, STEPS)
-            num[way] += Counter({name: attached.audit.num[name] - before[name] for name in ("checks", "us")})
+            new = Counter(attached.audit.num) - before
+            checks[way] += [1e-3 * new["us"] / (new["checks"] or 1)] * new["checks"]
     attached.use("off")
     ours = finish(llm)
     told = {way: tuple(others[way].ask("finish")) for way in STOCK}
@@ -265,8 +269,8 @@ def take(
         if way != "off":  # that one's are known
             made.answers.add(told.get(way, ours))
         if number:
-            made.num += num[way]
-            made.ms.append((ms[way] - 1e-3 * num[way]["us"]) / (PARTS * STEPS))
+            made.checks += checks[way]
+            made.ms.append((ms[way] - sum(checks[way])) / (PARTS * STEPS))
 
 
 def answer(llm: Any, load: int, attached: Attached) -> tuple[int, ...]:
@@ -308,7 +312,7 @@ def finish(llm: Any) -> tuple[int, ...]:
 def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Attached) -> Row:
     """A way and load. *of off* is the median, over rounds, of the ratio to `off` in the same round, and of
     `off` to itself in the round before; `low` and `high` are the bounds between which the median of all
-    rounds that could be lies, at 95 %.
+    rounds that could be lies, at 95 %. What is wrong has no ratios.
 
     Right is what has the logits of `off` with forced tokens, and has the answers of a round of `off` alone,
     where that gives the same ones each time; has done what was asked of it, for `FEWEST` ratios or more; and
@@ -322,9 +326,10 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
         did = guard.checks > 0 and not guard.told
     elif way == "every=1000":
         findings = sum(sum(numbers) for numbers in audit.found.values())
-        did = (checks := ours.num["checks"]) > 0 and not findings
-        check_ms = 1e-3 * ours.num["us"] / max(1, checks)
+        did = (checks := len(ours.checks)) > 0 and not findings
+        check_ms = sum(ours.checks) / max(1, checks)
         counts = {"audited": len(audit.found), "findings": findings, "checks": checks, "check ms": check_ms}
+        counts["longest"] = max(ours.checks, default=0.0)
     ms = [one + check_ms / EVERY for one in ours.ms]
     pairs = pairwise(ms) if way == "off" else zip(off.ms, ms, strict=True)
     factors = sorted(after / before for before, after in pairs)
@@ -337,7 +342,9 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
         labels={"attached": way, "requests": load},
         verdict="correct" if is_right else "wrong",
         ms={"token": latency(ms)} | ({"graph": latency(ours.graph_ms)} if ours.graph_ms else {}),
-        counts=between | {"answers": len(ours.answers | off.answers), "error": ours.error} | counts,
+        counts=(between if is_right else {})
+        | {"answers": len(ours.answers | off.answers), "error": ours.error}
+        | counts,
     )
 
 
