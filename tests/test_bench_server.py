@@ -18,6 +18,7 @@ from mrv2lab.guard import _guarded
 from mrv2lab.live import in_turn, launch
 from mrv2lab.live.in_turn import (
     AWAKE,
+    BESIDE,
     FEWEST,
     LOADS,
     NUM_TOKENS,
@@ -159,11 +160,15 @@ def test_each_way_has_as_many_turns_in_each_round_and_nothing_else_is_in_use(llm
     rows = rows_of(measured({"folder": "model"}))
     assert all(other.has_ended for other in llm.others)
     timed_turns = [turn for turn in llm.served if turn[-1]]
-    each = [timed_turns[i : i + len(WAYS)] for i in range(0, len(timed_turns), len(WAYS))]
-    loads = [{load} for _ in range(ROUNDS + 1) for load in LOADS for _ in range(PARTS)]
-    assert [{load for load, *_ in five} for five in each] == loads
-    assert all({way for _, way, *_ in five} == {*WAYS} for five in each)
-    orders = {tuple(way for _, way, *_ in five) for five in each[:PARTS]}
+    beside = (1 + BESIDE) * PARTS * len(WAYS) * len(LOADS)
+    each = [timed_turns[i : i + len(WAYS)] for i in range(0, beside, len(WAYS))]
+    each += [timed_turns[i : i + len(OURS)] for i in range(beside, len(timed_turns), len(OURS))]
+    loads = [{load} for _ in range(1 + BESIDE + ROUNDS) for load in LOADS for _ in range(PARTS)]
+    assert [{load for load, *_ in turns} for turns in each] == loads
+    num_beside = beside // len(WAYS)
+    assert all({way for _, way, *_ in turns} == {*WAYS} for turns in each[:num_beside])
+    assert all({way for _, way, *_ in turns} == {*OURS} for turns in each[num_beside:])
+    orders = {tuple(way for _, way, *_ in turns) for turns in each[:PARTS]}
     assert len(orders) == PARTS  # in a round already
     early = PARTS * len(WAYS) * len(LOADS)
     assert [every for _, _, every, *_ in timed_turns] == [8] * early + [333] * (len(timed_turns) - early)
@@ -185,7 +190,9 @@ def test_all_engines_make_as_many_steps_and_an_answer_lasts_for_all_of_them(llm)
     for _, way, _, untimed, num_timed in llm.served:
         made["ours" if way in OURS else way] += untimed + num_timed
     assert made.keys() == {"ours", *STOCK}
-    assert {*made.values()} == {(NUM_TOKENS - 8) * (ROUNDS + 1) * len(LOADS)}
+    a_round = (NUM_TOKENS - 8) * len(LOADS)
+    assert {made[way] for way in STOCK} == {a_round * (1 + BESIDE)}
+    assert made["ours"] == a_round * (1 + BESIDE + ROUNDS)
 
 
 @pytest.mark.parametrize("way, wrong", [("guard", {"guard", "every=1000"}), ("off", {"guard", "every=1000"})])
@@ -203,7 +210,8 @@ def test_a_check_is_taken_out_of_its_turn_and_spread_over_what_it_is_made_for(ll
 
 
 def test_in_120_rounds_each_order_comes_once():
-    assert sorted(tuple(order(number)) for number in range(120)) == sorted(permutations(WAYS))
+    assert sorted(tuple(order(number, WAYS)) for number in range(120)) == sorted(permutations(WAYS))
+    assert sorted(tuple(order(number, OURS)) for number in range(6)) == sorted(permutations(OURS))
 
 
 def test_the_time_in_which_a_guard_is_not_used_does_not_count_for_it(llm, monkeypatch):
@@ -336,7 +344,8 @@ def test_the_first_round_is_a_warm_up(llm, monkeypatch):
     taken = []
     monkeypatch.setattr(in_turn, "latency", lambda ms: taken.append(len(ms)) or timed.latency(ms))
     measured({"folder": "model"})
-    assert Counter(taken) == {ROUNDS: len(LOADS) * len(WAYS), 1: len(LOADS) * (1 + len(STOCK))}  # and graphs
+    graphs = {1: len(LOADS) * (1 + len(STOCK))}
+    assert Counter(taken) == {ROUNDS: len(LOADS) * len(OURS), BESIDE: len(LOADS) * len(STOCK)} | graphs
 
 
 def test_logits_of_one_way_that_are_apart_make_it_wrong(llm):

@@ -7,6 +7,10 @@ decode the same requests, a few steps in each turn: so all ways see the same gra
 are as warm and as busy. A round's time of a way is that of all its turns, for a guard looks only now and
 then; it is held against that of `off`.
 
+The other engines have a part in the first rounds, which tell how they compare; the ways of this engine are
+timed in the rounds behind these, in which it has the machine for itself as a server has. Between turns of
+others a check was seen to take more than twice as long (2026-11-28, an H100).
+
 A check of `every=1000` takes as long as many replays, and most rounds have none. So its time, by the audit's
 own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
 replay. What else a check leaves behind for the steps after it stays in their turns.
@@ -18,8 +22,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, permutations
 from math import sqrt
 from pathlib import Path
@@ -41,6 +45,7 @@ LOADS = (1, 8, 32)  # requests at once
 OURS, STOCK = ("off", "guard", "every=1000"), ("stock", "stock, again")
 WAYS = OURS + STOCK
 ROUNDS, PARTS = 40, 8  # and so many turns of each way in a round
+BESIDE = 10  # rounds before them, with the engines of other processes: those take the caches of the host
 STEPS, AWAKE = 10, 2  # of a turn: timed, and before that; those that were under way belong to another one
 NUM_TOKENS = PARTS * len(OURS) * (STEPS + AWAKE) + 8  # of an answer; the last few are nobody's
 FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
@@ -152,9 +157,9 @@ class Attached:
         self.way = way
 
 
-def order(number: int) -> list[str]:
-    """The ways in a round: in as many rounds as there are orders each of them once."""
-    orders = list(permutations(WAYS))
+def order(number: int, ways: Iterable[str]) -> list[str]:
+    """Ways in a round: in as many rounds as there are orders each of them once."""
+    orders = list(permutations(ways))
     return list(orders[7 * number % len(orders)])  # 7: the same way is not the first one for long
 
 
@@ -199,18 +204,20 @@ def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]
                 logits = forced(llm, Graphs(), load).logits
             turns[way, load].error = worst(logits, right)
         turns["off", load].answers |= {answer(llm, load, attached) for _ in range(2)}
-    for number in range(ROUNDS + 1):
-        tell_progress(0.75 + 0.25 * number / (ROUNDS + 1), f"round {number}")
+    alone = {(way, load): replace(turns[way, load], ms=[], checks=[]) for way in OURS for load in LOADS}
+    for number in range(1 + BESIDE + ROUNDS):
+        tell_progress(0.75 + 0.25 * number / (1 + BESIDE + ROUNDS), f"round {number}")
         for load in LOADS:
-            made = {way: turns[way, load] for way in WAYS}
-            take(llm, others, attached, made, load, number)
+            ways, of = (WAYS, turns) if number <= BESIDE else (OURS, alone)
+            take(llm, others, attached, {way: of[way, load] for way in ways}, load, number)
         attached.audit.every = APART
     attached.use("off")
     for load in LOADS:
-        turns["off", load].graph_ms = graph_ms(attached.manager, load)
+        alone["off", load].graph_ms = graph_ms(attached.manager, load)
         for way in STOCK:
             turns[way, load].graph_ms = others[way].ask("graph", load)
-    rows = [row(turns, way, load, attached) for way in WAYS for load in LOADS]
+    of_way = dict.fromkeys(OURS, alone) | dict.fromkeys(STOCK, turns)
+    rows = [row(of, way, load, attached) for way, of in of_way.items() for load in LOADS]
     return {"rows": [made.model_dump(mode="json") for made in rows], "log": log}
 
 
@@ -245,14 +252,15 @@ def start(model: str) -> Any:
 def take(
     llm: Any, others: dict[str, Stock], attached: Attached, turns: dict[str, Turns], load: int, number: int
 ) -> None:
-    """A round. Its time counts, and that of its checks, but for the first one's."""
-    ms, checks = dict.fromkeys(WAYS, 0.0), {way: list[float]() for way in WAYS}
+    """A round of some ways. Its time counts, and that of its checks, but for the first one's."""
+    ms, checks = dict.fromkeys(turns, 0.0), {way: list[float]() for way in turns}
+    others = {way: other for way, other in others.items() if way in turns}
     attached.use("off")
     begin(llm, load)
     for other in others.values():
         other.ask("begin", load)
     for part in range(PARTS):
-        for way in order(PARTS * number + part):
+        for way in order(PARTS * number + part, turns):
             attached.use(way)
             if way in STOCK:  # as many steps behind it as the ways of this engine make
                 ms[way] += others[way].ask("steps", (len(OURS) - 1) * (AWAKE + STEPS))
@@ -264,7 +272,7 @@ def take(
             checks[way] += [1e-3 * new["us"] / (new["checks"] or 1)] * new["checks"]
     attached.use("off")
     ours = finish(llm)
-    told = {way: tuple(others[way].ask("finish")) for way in STOCK}
+    told = {way: tuple(other.ask("finish")) for way, other in others.items()}
     for way, made in turns.items():
         if way != "off":  # that one's are known
             made.answers.add(told.get(way, ours))
