@@ -348,10 +348,13 @@ def run_sweep(
             raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
         if not all((to / cell.file).exists() for cell in cells):  # what is done may be where nobody writes
             check_place(to, is_folder=True)
-        done, told = _counter(progress, "running", len(cells)), []
-        for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
-            told.append(run)
-            done(f"{cell.case} {cell.variant}")
+        told: list[Run | str] = []
+        done = _counter(progress, "running", len(cells))
+        with _told_if_cut(lambda: f"{len(told)} of {counted(len(cells), 'run')} lie in {to}; asked again, "
+                          "the same command runs the others"):  # fmt: skip
+            for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
+                told.append(run)
+                done(f"{cell.case} {cell.variant}")
     for died in (run for run in told if isinstance(run, str)):
         err.print(died, soft_wrap=True, highlight=False, markup=False)
     runs = [run for run in told if not isinstance(run, str)]
@@ -641,6 +644,8 @@ def _check_verdicts(parts: list[Timed]) -> None:
     of = [one.provenance for one in parts]
     if len({one.commit for one in of}) > 1 and not all(one.sources for one in of):
         raise BadInput("these parts make no record together: they differ in commit")
+    if len(parts) > 1 and parts[0].what in ("stages", "server"):
+        raise BadInput(f"{parts[0].what}: ratios are of ways that ran in one, and these are {len(parts)}")
     models = [{str(row.labels["model"]) for row in one.rows} for one in parts if one.what == "engine"]
     if twice := [model for model, number in Counter(itertools.chain(*models)).items() if number > 1]:
         raise BadInput(f"{', '.join(twice)}: in two parts, and ratios are of engines that ran in one")
@@ -673,18 +678,34 @@ def _time(
     save: Path | None = None,
 ) -> Timed:
     """Time one row after the other; with `save` what is there is kept after each."""
+    from mrv2lab.results import Document
     from mrv2lab.timed import Timed
 
     rows: list[Row] = []
     made_with = _made_with(rung, module, besides=besides)
     of_all = partial(Timed, provenance=made_with, what=what, rung=rung)
     done = _counter(progress, "timing", None)
-    for row in found:
-        rows.append(row)
-        if save is not None:
-            of_all(rows=rows).save(save)
-        done(", ".join(f"{label} {value}" for label, value in row.labels.items()))
+    with _told_if_cut(lambda: _kept_of(counted(len(rows), "row"), save if rows else None)):
+        for row in found:
+            rows.append(row)
+            if save is not None:  # without the seconds that a whole one has
+                Document.save(of_all(rows=rows), save)
+            done(", ".join(f"{label} {value}" for label, value in row.labels.items()))
     return of_all(rows=rows)
+
+
+@contextmanager
+def _told_if_cut(tell: Callable[[], str]) -> Iterator[None]:
+    """Where Ctrl-C ends what is inside, say what is left of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(tell(), soft_wrap=True, highlight=False, markup=False)
+        raise
+
+
+def _kept_of(number: str, save: Path | None) -> str:
+    return f"{number} timed, {f'kept in {save}' if save else 'and nothing kept'}; a bench begins anew"
 
 
 def _end_timed(document: Timed, json: bool, save: Path | None) -> NoReturn:
@@ -708,12 +729,14 @@ def _bench(what: What, backend: str, json: bool, save: Path | None, max_nodes: i
         from mrv2lab import bench, bench_sweep
         from mrv2lab.cases.base import best_rung
 
-        rung, points = best_rung(backend), []
+        rung, points = best_rung(backend), list[bench.Point]()
         measured = {**bench.MEASURED, "sweep": bench_sweep.points}
         module = "bench_sweep" if what == "sweep" else "bench"
         made_with = _made_with(rung, module, besides=() if what == "growth" else ("audit",))
         done = _counter(progress, "timing", None)
-        with patch.dict(bench.SIZES, {rung: tuple(n for n in bench.SIZES[rung] if n <= (max_nodes or n))}):
+        sizes = {rung: tuple(n for n in bench.SIZES[rung] if n <= (max_nodes or n))}
+        tell = _told_if_cut(lambda: _kept_of(counted(len(points), "size"), None))
+        with patch.dict(bench.SIZES, sizes), tell:
             for point in measured[what](rung):
                 points.append(point)
                 done(f"{point.chain}, {point.num_nodes:,}")

@@ -73,10 +73,15 @@ def file_and_function(target: str) -> tuple[Path, str]:
     file, _, name = target.replace("::", ":").rpartition(":")  # as pytest writes it
     if not file or not name:
         known = [f"{file or name}:{function}" for function in _without_arguments(Path(file or name))]
+        module, _, function = target.rpartition(".")
+        if not (known or Path(target).exists()) and Path(f"{module}.py").is_file():  # as Python imports it
+            known = [f"{module}.py:{function}"]
         possible = ", ".join(known or ["FILE.py:FUNCTION"])
         raise BadInput(f"{target!r} names no function; possible: {possible}")
     if not Path(file).is_file():
         raise BadInput(f"{file}: no such file; give FILE.py:FUNCTION")
+    if not name.isidentifier():
+        raise BadInput(f"{name!r} is no name of a function; give {file}:FUNCTION")
     return Path(file), name
 
 

@@ -69,7 +69,8 @@ class Strict(BaseModel):
 def first_of(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
     first = error.errors()[0]
-    return printable(f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}")
+    told = "no such key" if first["type"] == "extra_forbidden" else first["msg"]
+    return printable(f"{'.'.join(map(str, first['loc'])) or 'document'}: {told}")
 
 
 class Document(Strict):

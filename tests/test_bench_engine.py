@@ -370,7 +370,11 @@ def test_what_has_been_timed_is_kept_when_the_rest_is_cut_off(machine, monkeypat
 
     all_of = launch.run_all
     monkeypatch.setattr(launch, "run_all", cut_off)
-    CliRunner().invoke(app, ["bench", "engine", "--model", "8B", "--save", str(tmp_path / "part.json")])
+    told = CliRunner().invoke(
+        app, ["bench", "engine", "--model", "8B", "--save", str(tmp_path / "part.json")]
+    )
+    assert f"4 rows timed, kept in {tmp_path / 'part.json'}" in told.stderr
+    assert timed.load(tmp_path / "part.json").provenance.seconds is None  # as `record` knows it is not all
     kept = timed.load(tmp_path / "part.json")
     assert [row.labels["requests"] for row in kept.rows] == [1, 8, 32, 128]
     assert {"bench_engine.py", "live/loads.py", "live/rung.py"} <= kept.provenance.sources.keys()
@@ -406,6 +410,17 @@ def test_parts_of_other_models_make_one_record(tmp_path):
 def test_no_ratio_is_of_engines_that_ran_apart(tmp_path):
     told = joined(tmp_path, part(row("eager", 1, 8.0)), part(row("piecewise", 1, 4.0)))
     words = "8B: in two parts, and ratios are of engines that ran in one"
+    assert told.exit_code == 2 and words in told.stderr and not (tmp_path / "all.json").exists()
+
+
+@pytest.mark.parametrize(("what", "way"), [("stages", "way"), ("server", "attached")])
+def test_no_ratio_is_of_ways_that_ran_apart(tmp_path, what, way):
+    one, other = (
+        row("", 1, token).model_copy(update={"labels": {way: name, "requests": 1}})
+        for name, token in [("off", 8.0), ("guard", 4.0)]
+    )
+    told = joined(tmp_path, part(one, what=what), part(other, what=what))
+    words = f"{what}: ratios are of ways that ran in one, and these are 2"
     assert told.exit_code == 2 and words in told.stderr and not (tmp_path / "all.json").exists()
 
 

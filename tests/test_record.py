@@ -137,6 +137,11 @@ if words[0] == "hangs":
 if words[0] == "dies":
     os.abort()
 write("wrong" if words[0] == "differs" else "correct")
+if words[0] == "cut_off":
+    path.write_text(json.dumps({"provenance": {"seconds": None}, "rows": []}, indent=1))
+    raise ZeroDivisionError("in the third row")
+if words[0] == "goes_on":
+    time.sleep(600)
 sys.exit(words[0] == "differs")
 """
 
@@ -170,6 +175,7 @@ def test_a_verdict_other_than_the_stated_one_is_kept_and_told(program, tmp_path)
         ("crashes", "not made: ZeroDivisionError: a typo"),  # status 1, and yet no verdict
         ("refuses", "not made: mrv2lab: unknown variant"),
         ("dies", "not made: exit status -6, and not a word"),
+        ("cut_off", "not made: ZeroDivisionError: in the third row"),
     ],
 )
 def test_a_recipe_that_fails_says_why_and_leaves_what_was_there(program, tmp_path, how, told):
@@ -177,6 +183,13 @@ def test_a_recipe_that_fails_says_why_and_leaves_what_was_there(program, tmp_pat
     ended = made(tmp_path, how)
     assert (ended.told, ended.is_well) == (told, False)
     assert (tmp_path / "made.json").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_was_kept_row_by_row_is_no_record_when_the_budget_is_spent(program, tmp_path):
+    (tmp_path / "made.json").write_text("old")
+    ended = made(tmp_path, "goes_on", limit_s=2.0)
+    assert not ended.is_well and "budget was spent" in ended.told
+    assert (tmp_path / "made.json").read_text() == "old"
 
 
 def test_a_recipe_that_takes_too_long_is_ended_with_all_its_processes(program, tmp_path):

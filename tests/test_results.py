@@ -61,7 +61,9 @@ def test_infinite_errors_survive_the_file(tmp_path):
 def test_an_unknown_key_begins_no_line_of_its_own(record, tmp_path):
     path = tmp_path / "r.json"
     path.write_text(json.dumps(json.loads(record.to_json()) | {"\x1b[2J\nmrv2lab: all is well": 1}))
-    with pytest.raises(RecordError, match=r"results file of mrv2lab: \?\[2J\?mrv2lab: all is well: Extra"):
+    with pytest.raises(
+        RecordError, match=r"results file of mrv2lab: \?\[2J\?mrv2lab: all is well: no such key"
+    ):
         load(path)
 
 

@@ -59,7 +59,7 @@ def test_a_grid_is_every_combination_that_a_case_has():
     ("text", "told"),
     [
         ("case = [", "grid.toml: "),
-        ("cases = []", "grid.toml: no grid: cases: Extra inputs are not permitted"),
+        ("cases = []", "grid.toml: no grid: cases: no such key"),
         ("case = 3", "grid.toml: no grid: case: Input should be a valid tuple"),
         ("[shape]\nrank = ['a']", r"grid.toml: no grid: shape.rank.0: Input should be a valid integer"),
         ('case = ["stale"]', "stale_view"),
@@ -120,6 +120,17 @@ def test_shards_are_apart_and_together_whole(grid, tmp_path):
         assert result.exit_code == 0, result.output
         assert len(records(tmp_path / "runs")) == i * len(cells) // 2
     assert set(begun(tmp_path / "runs").values()) == {1}
+
+
+def test_what_ctrl_c_leaves_is_told(grid, tmp_path, monkeypatch):
+    def cut_off(cells, folder, **how):
+        yield cells[0], "somebody died"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "sweep", cut_off)
+    told = CliRunner().invoke(app, command(grid, tmp_path / "runs")[1:])
+    number = len(Grid.read(grid).cells())
+    assert f"1 of {number} runs lie in {tmp_path / 'runs'}; asked again, the same command" in told.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_the_first_run(grid):

@@ -316,6 +316,16 @@ def test_a_step_that_is_written_otherwise_is_told_how(arguments, message):
     assert result.exit_code and message in (result.stderr or str(result.exception))
 
 
+def test_a_function_as_python_imports_it_is_told_as_a_file(program):
+    told = run(f"{program.with_suffix('')}.step").stderr
+    assert told.endswith(f"possible: {program}:step\n")
+
+
+def test_a_number_is_no_name_of_a_function(program):
+    told = run(f"{program}:3").stderr
+    assert told == f"mrv2lab: '3' is no name of a function; give {program}:FUNCTION\n"
+
+
 def test_a_file_that_does_not_run_names_its_line(program):
     program.write_text("x = 1\nraise KeyError('y')\n")
     with pytest.raises(BadInput, match=r"program.py:2 raised KeyError"):
