@@ -8,8 +8,8 @@ are as warm and as busy. A round's time of a way is that of all its turns, for a
 then; it is held against that of `off`.
 
 The other engines have a part in the first rounds, which tell how they compare; the ways of this engine are
-timed in the rounds behind these, in which it has the machine for itself as a server has. Between turns of
-others a check was seen to take more than twice as long (2026-11-28, an H100).
+timed in the rounds behind these, in which those wait. Between turns of theirs a check was seen to take more
+than twice as long (2026-11-28, an H100).
 
 A check of `every=1000` takes as long as many replays, and most rounds have none. So its time, by the audit's
 own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
