@@ -632,6 +632,9 @@ def bench_join(
     parts = [tables.checked(timed.load(path)) for path in part]
     _check_verdicts(parts)
     document = tables.checked(timed.joined(parts))
+    if any(one.provenance.seconds is None for one in parts):  # what was cut off stays so
+        made_with = document.provenance.model_copy(update={"seconds": None})
+        document = document.model_copy(update={"provenance": made_with})
     if save is not None:
         results.write(save, document.to_json())  # with the seconds of its parts, not of this process
         err.print(f"wrote {save}")

@@ -160,6 +160,8 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
         made = recipe.kept(folder)
         if status is None or any(map(_is_cut_off, made)):
             return Made(seconds, f"not made: {last}", False)
+        if any(0 <= _num_failed(data / path.relative_to(folder)) < _num_failed(path) for path in made):
+            return Made(seconds, f"not made, for more of it has failed than before: {last}", False)
         for path in made:
             target = data / path.relative_to(folder)
             data.mkdir(parents=True, exist_ok=True)
@@ -181,6 +183,11 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
 def _is_cut_off(path: Path) -> bool:
     """Whether a file was kept on the way, row by row, and what makes it has ended before its end."""
     return re.search(r'^  "seconds": null', path.read_text("utf-8"), re.MULTILINE) is not None
+
+
+def _num_failed(path: Path) -> int:
+    """How many in a file could not be run, which says nothing of what is recorded; -1 without a file."""
+    return re.findall(VERDICT, path.read_text("utf-8")).count("failed") if path.exists() else -1
 
 
 def make_figures(data: Path) -> Made:

@@ -304,6 +304,10 @@ _ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _MOST = {"error": 6e-2, "error fast": 2**-8}  # of a right row: `live.loads.TOLERANCE`, bfloat16's rounding
 
 
+_RATIOS = {"of off", "low", "high", "over kernels"}
+"""Counts that only a right row has."""
+
+
 def checked(kept: OfTimes) -> OfTimes:
     """The same. RecordError: these times contradict themselves, as no bench writes them."""
     rows: list[Any] = kept.points if isinstance(kept, Bench) else kept.rows
@@ -330,6 +334,8 @@ def _contradictions(kept: Bench | Timed, row: Any, first: Any) -> Iterator[str]:
     yield from (f"{n} ms not between its bounds" for n, t in row.ms.items() if not t.p20 <= t.median <= t.p80)
     if isinstance(row, Row) and tuple(row.labels)[: len(labels)] != labels:
         yield f"its labels do not begin with {', '.join(labels)}"
+    if isinstance(row, Row) and not is_right and (ratios := sorted(_RATIOS & row.counts.keys())):
+        yield f"with a ratio, {ratios[0]}"
     for name, number in row.counts.items() if isinstance(row, Row) else ():
         if number != number or (is_right and not number <= min(_MOST.get(name, inf), float_info.max)):
             yield f"{name} {number:g}"

@@ -407,6 +407,19 @@ def test_parts_of_other_models_make_one_record(tmp_path):
     assert (kept.provenance.command, kept.provenance.seconds) == ("one; two", 6.0)
 
 
+def test_a_part_that_was_cut_off_stays_so(tmp_path):
+    first, second = part(row("eager", 1, 8.0)), part(row("eager", 1, 2.0, model="1.7B"), seconds=None)
+    assert joined(tmp_path, first, second).exit_code == 0
+    assert timed.load(tmp_path / "all.json").provenance.seconds is None
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "failed"])
+def test_a_ratio_of_what_is_not_right_is_not_shown(verdict):
+    one = Row(labels={"attached": "guard", "requests": 1}, verdict=verdict, ms={}, counts={"of off": 1.0})
+    with pytest.raises(RecordError, match="with a ratio, of off"):
+        checked(part(one, what="server"))
+
+
 def test_no_ratio_is_of_engines_that_ran_apart(tmp_path):
     told = joined(tmp_path, part(row("eager", 1, 8.0)), part(row("piecewise", 1, 4.0)))
     words = "8B: in two parts, and ratios are of engines that ran in one"

@@ -140,6 +140,9 @@ write("wrong" if words[0] == "differs" else "correct")
 if words[0] == "cut_off":
     path.write_text(json.dumps({"provenance": {"seconds": None}, "rows": []}, indent=1))
     raise ZeroDivisionError("in the third row")
+if words[0] == "fails":
+    write("failed")
+    sys.exit(1)
 if words[0] == "goes_on":
     time.sleep(600)
 sys.exit(words[0] == "differs")
@@ -183,6 +186,17 @@ def test_a_recipe_that_fails_says_why_and_leaves_what_was_there(program, tmp_pat
     ended = made(tmp_path, how)
     assert (ended.told, ended.is_well) == (told, False)
     assert (tmp_path / "made.json").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_could_not_be_run_replaces_nothing_that_could(program, tmp_path):
+    assert (
+        made(tmp_path, "fails").told == "made, NOT as stated: 1 buggy, 1 correct, 1 failed"
+    )  # the first one
+    assert made(tmp_path, "well").is_well
+    whole = (tmp_path / "made.json").read_text()
+    ended = made(tmp_path, "fails")
+    assert ended.told.startswith("not made, for more of it has failed than before") and not ended.is_well
+    assert (tmp_path / "made.json").read_text() == whole
 
 
 def test_what_was_kept_row_by_row_is_no_record_when_the_budget_is_spent(program, tmp_path):
