@@ -274,7 +274,8 @@ def test_a_graph_alone_is_timed_by_the_device(monkeypatch):
             return end.at - self.at
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    graphs = {Key(size): SimpleNamespace(replay=lambda size=size: replayed.append(size)) for size in LOADS}
+    sizes = reversed(LOADS)  # as vLLM captures them
+    graphs = {Key(size): SimpleNamespace(replay=lambda size=size: replayed.append(size)) for size in sizes}
     assert in_turn.graph_ms(SimpleNamespace(graphs=graphs), 8) == [3.0] * timed.RUNS
     assert replayed == [8] * (timed.RUNS + 1) * REPLAYS
 

@@ -199,6 +199,13 @@ def test_what_could_not_be_run_replaces_nothing_that_could(program, tmp_path):
     assert (tmp_path / "made.json").read_text() == whole
 
 
+@pytest.mark.parametrize(("of_file", "of_row", "is_so"), [(None, 1.0, True), (1.0, None, False)])
+def test_a_file_was_cut_off_if_it_does_not_say_what_all_of_it_took(tmp_path, of_file, of_row, is_so):
+    rows = [{"provenance": {"seconds": of_row}}]
+    (tmp_path / "a.json").write_text(json.dumps({"provenance": {"seconds": of_file}, "rows": rows}, indent=1))
+    assert record._is_cut_off(tmp_path / "a.json") is is_so
+
+
 def test_what_was_kept_row_by_row_is_no_record_when_the_budget_is_spent(program, tmp_path):
     (tmp_path / "made.json").write_text("old")
     ended = made(tmp_path, "goes_on", limit_s=2.0)

@@ -146,8 +146,10 @@ def test_one_part_of_an_encoder_is_left_alone():
     asked = []
     manager._run_budget_graph = lambda images, budget, **more: asked.append(more)
     encoders.watch(steps)
-    manager._run_budget_graph({"images": IMAGES}, 8, path="global")
-    assert asked == [{"path": "global"}] and not steps.reports
+    parts = [{"path": "global"}, {"axis_keys": (2,)}]
+    for part in parts:
+        manager._run_budget_graph({"images": IMAGES}, 8, **part)
+    assert asked == parts and not steps.reports
 
 
 @pytest.fixture(autouse=True)
