@@ -244,6 +244,22 @@ def test_replays_are_checked_and_the_one_that_is_apart_is_audited(caplog):
     assert [line["apart"] is None for line in reports(served)] == [True, True, False]
 
 
+def test_a_result_in_a_buffer_that_the_eager_pass_writes_too_is_not_held_against_itself(monkeypatch):
+    out = torch.zeros(8)
+
+    def forward(self, input_ids):
+        return out[: len(input_ids)].copy_(input_ids * self.scale)
+
+    monkeypatch.setattr(Model, "__call__", forward)
+    monkeypatch.setattr(Model, "forward", forward)
+    runner, served = serving(every=2)
+    answers(runner, STEPS[:2])
+    assert (served.num["checks"], served.num["apart"]) == (1, 0)
+    runner.model.scale = 3.0
+    answers(runner, STEPS[:2])
+    assert (served.num["checks"], served.num["apart"]) == (2, 1)
+
+
 class UniformTypeKVCacheSpecs:
     """Of layers whose caches differ in size."""
 
