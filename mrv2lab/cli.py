@@ -667,7 +667,8 @@ def _timed(what: str, backend: str, json: bool, save: Path | None) -> None:
         from mrv2lab.cases.base import best_rung
 
         rung = best_rung(backend)
-        document = _time(progress, what, rung, timed.MODULES[what], timed.rows(what, rung))
+        found = timed.rows(what, rung)
+        document = _time(progress, what, rung, timed.MODULES[what], found, save=save)
     _end_timed(document, json, save)
 
 
