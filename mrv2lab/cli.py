@@ -350,8 +350,13 @@ def run_sweep(
             check_place(to, is_folder=True)
         told: list[Run | str] = []
         done = _counter(progress, "running", len(cells))
-        with _told_if_cut(lambda: f"{len(told)} of {counted(len(cells), 'run')} lie in {to}; asked again, "
-                          "the same command runs the others"):  # fmt: skip
+
+        def kept() -> str:  # those that have died, or that somebody else runs, are not there
+            number = sum((to / cell.file).exists() for cell in cells)
+            told = f"{number} of {counted(len(cells), 'run')} lie in {to}"
+            return f"{told}; asked again, the same command runs the others"
+
+        with _told_if_cut(kept):
             for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
                 told.append(run)
                 done(f"{cell.case} {cell.variant}")

@@ -1,5 +1,6 @@
 """Makes recorded runs again: what each takes, which fit into a budget, and a process of its own for each."""
 
+import json
 import re
 import shutil
 import sys
@@ -160,7 +161,7 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
         made = recipe.kept(folder)
         if status is None or any(map(_is_cut_off, made)):
             return Made(seconds, f"not made: {last}", False)
-        if any(0 <= _num_failed(data / path.relative_to(folder)) < _num_failed(path) for path in made):
+        if any(_has_more_failed(path, data / path.relative_to(folder)) for path in made):
             return Made(seconds, f"not made, for more of it has failed than before: {last}", False)
         for path in made:
             target = data / path.relative_to(folder)
@@ -174,7 +175,7 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
         if not made:
             return Made(seconds, f"not made: {last}", False)
         # Every verdict in a document, and every word of a history.
-        seen = Counter(word for path in made for word in re.findall(VERDICT, path.read_text()))
+        seen = Counter(word for path in made for word in _verdicts(path))
     words = ", ".join(f"{number} {verdict}" for verdict, number in sorted(seen.items()))
     told = "made" if status == 0 else "made, NOT as stated"
     return Made(seconds, f"{told}: {words}" if words else told, status == 0)
@@ -182,12 +183,17 @@ def make(recipe: Recipe, data: Path, limit_s: float = inf) -> Made:
 
 def _is_cut_off(path: Path) -> bool:
     """Whether a file was kept on the way, row by row, and what makes it has ended before its end."""
-    return re.search(r'^  "seconds": null', path.read_text("utf-8"), re.MULTILINE) is not None
+    made_with = json.loads(path.read_text("utf-8")).get("provenance") or {}
+    return "seconds" in made_with and made_with["seconds"] is None
 
 
-def _num_failed(path: Path) -> int:
-    """How many in a file could not be run, which says nothing of what is recorded; -1 without a file."""
-    return re.findall(VERDICT, path.read_text("utf-8")).count("failed") if path.exists() else -1
+def _verdicts(path: Path) -> list[str]:
+    return re.findall(VERDICT, path.read_text("utf-8"))
+
+
+def _has_more_failed(made: Path, target: Path) -> bool:
+    """Whether more of it could not be run than of what is there: that says nothing of what is recorded."""
+    return target.exists() and _verdicts(made).count("failed") > _verdicts(target).count("failed")
 
 
 def make_figures(data: Path) -> Made:

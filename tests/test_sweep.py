@@ -124,7 +124,10 @@ def test_shards_are_apart_and_together_whole(grid, tmp_path):
 
 def test_what_ctrl_c_leaves_is_told(grid, tmp_path, monkeypatch):
     def cut_off(cells, folder, **how):
+        folder.mkdir(exist_ok=True)
+        (folder / cells[1].file).write_text("{}")
         yield cells[0], "somebody died"
+        yield cells[0], "and somebody else"
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep, "sweep", cut_off)

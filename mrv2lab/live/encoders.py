@@ -2,7 +2,8 @@
 
 A manager (`v1/worker/encoder_cudagraph.py`, read in vLLM 0.23.0, 0.26.0 and 0.33.0) has one graph for each
 budget of tokens. It makes the metadata of some images, copies that into the buffers of the smallest graph
-that they fit in, and replays. The V1 runner has such a manager, and in 0.33.0 V2's.
+that they fit in, and replays. The V1 runner has such a manager, and from 0.28.0 on V2's too (0.27.0 was not
+read).
 """
 
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ def _lacks(manager: Any) -> str:
 
 
 def _graphs(held: Any) -> Iterator[Any]:
-    """What a manager keeps of each of its graphs; from 0.26.0 on they lie in a dictionary for each path."""
+    """What a manager keeps of each of its graphs; from 0.24.0 on they lie in a dictionary for each path."""
     for one in held.values():
         yield from _graphs(one) if isinstance(one, dict) else (one,)
 

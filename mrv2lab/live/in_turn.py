@@ -51,7 +51,7 @@ NUM_TOKENS = PARTS * len(OURS) * (STEPS + AWAKE) + 8  # of an answer; the last f
 FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
 # Replays of this way: others lie between them, so that as many steps of the engine lie between two checks as
-# in a server, and more time. Nothing that a check needs is warmer than there; a load has about ten of them.
+# in a server, and more time. A load has eight that count, of which the first follows a check of the warm-up.
 APART = EVERY // len(OURS)
 REPLAYS = 50  # of a graph alone, one behind the other
 
@@ -204,6 +204,7 @@ def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]
                 logits = forced(llm, Graphs(), load).logits
             turns[way, load].error = worst(logits, right)
         turns["off", load].answers |= {answer(llm, load, attached) for _ in range(2)}
+    # The answers of all rounds go into one set.
     alone = {(way, load): replace(turns[way, load], ms=[], checks=[]) for way in OURS for load in LOADS}
     for number in range(1 + BESIDE + ROUNDS):
         tell_progress(0.75 + 0.25 * number / (1 + BESIDE + ROUNDS), f"round {number}")
