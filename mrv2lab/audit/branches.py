@@ -392,8 +392,9 @@ def _deciding_on(statement: ast.stmt, node: ast.expr) -> Iterator[ast.expr]:
             case ast.IfExp(test=test, body=body, orelse=orelse) if _holds(body, node) or _holds(orelse, node):
                 yield test
             # a body on the line of its head
-            case ast.If(test=head) | ast.While(test=head) | ast.For(iter=head) if not _holds(head, node):
-                yield head
+            case ast.If(test=head) | ast.While(test=head) | ast.For(iter=head):
+                if _holds(one, node) and not _holds(head, node):
+                    yield head
             case ast.BoolOp(values=operands):
                 yield from takewhile(lambda operand: not _holds(operand, node), operands[:-1])
             case (

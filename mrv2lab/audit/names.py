@@ -373,6 +373,7 @@ _FOREIGN = (
     # What a compiler leaves behind: as much as all else, with fake tensors in it.
     "sympy.", "torch._inductor.", "torch._functorch.", "torch._subclasses.", "torch._guards.",
     "torch.utils._sympy.", "torch.fx.graph.", "torch.fx.node.", "torch.fx.experimental.",
+    "mrv2lab.audit.", "mrv2lab.live.",  # what watches an engine hangs on its methods
 )  # fmt: skip
 _AUDIT = f"{__package__}.driver"
 

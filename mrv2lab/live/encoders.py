@@ -1,9 +1,13 @@
 """Graphs of an encoder of images, as audits meet them (`compilation_config.cudagraph_mm_encoder`).
 
-A manager (`v1/worker/encoder_cudagraph.py`, read in vLLM 0.23.0, 0.26.0 and 0.33.0) has one graph for each
-budget of tokens. It makes the metadata of some images, copies that into the buffers of the smallest graph
-that they fit in, and replays. The V1 runner has such a manager, and from 0.28.0 on V2's too (0.27.0 was not
-read).
+A manager (`v1/worker/encoder_cudagraph.py`, read in vLLM 0.23.0 to 0.33.0) has one graph for each budget of
+tokens. It makes the metadata of some images, copies that into the buffers of the smallest graph that they fit
+in, and replays. The V1 runner makes such a manager while it captures, and from 0.28.0 on V2's has one too
+(0.27.0 was not read).
+
+A few encoders have graphs of several paths or axes (DeepSeek-OCR, Gemma 4, MiniCPM-V), or leave in them rows
+that no image has yet (`postprocess_encoder_output`: Ernie 4.5 VL, DeepSeek-VL2, Step3-VL): how many rows of
+such a graph are real is not known here.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from mrv2lab.live.v2 import Meeting, Repeated, lacking
+from mrv2lab.live.v2 import Meeting, Repeated, lacking, model_of
 
 READ = {
     "_run_budget_graph": {"mm_kwargs", "token_budget", "graph_meta"},
@@ -21,7 +25,9 @@ READ = {
 }
 """Methods of a manager that an `Encoding` needs, and their local variables."""
 _GRAPH = {"graph", "input_buffers", "output_buffer"}  # attributes of what a manager keeps for each
-_WHOLE = "default"
+FORWARD, LATER = "encoder_cudagraph_forward", "postprocess_encoder_output"
+"""Methods of a model: what is captured, and what makes rows of images out of the rows of a graph."""
+_PROTOCOL = "SupportsEncoderCudaGraph"
 
 
 class Key(NamedTuple):
@@ -53,22 +59,33 @@ def _graphs(held: Any) -> Iterator[Any]:
         yield from _graphs(one) if isinstance(one, dict) else (one,)
 
 
+def _is_parted(held: dict[Any, Any]) -> bool:
+    """Whether its graphs are those of several paths, or of a budget and something else."""
+    paths = [one for one in held.values() if isinstance(one, dict)]
+    return len(paths) > 1 or any(isinstance(key, tuple) for path in paths or [held] for key in path)
+
+
 def left_out(runner: Any) -> str:
     """Which graphs of its encoder are not audited, and why; empty if all are."""
     manager = _manager(runner)
     if manager is None or not any(True for _ in _graphs(manager.budget_graphs)):
         return ""
+    why, kind = "", type(manager.model)
     if lost := _lacks(manager):
-        return f"graphs of the encoder are not audited: {type(manager).__name__} has no {lost}"
-    if getattr(runner.vllm_config.parallel_config, "tensor_parallel_size", 1) > 1:
-        return "graphs of the encoder are not audited on tensor parallel ranks, which may encode other images"
-    return ""
+        why = f": {type(manager).__name__} has no {lost}"
+    elif getattr(runner.vllm_config.parallel_config, "tensor_parallel_size", 1) > 1:
+        why = " on tensor parallel ranks"
+    elif _is_parted(manager.budget_graphs):
+        why = f": {kind.__name__} has several for a budget of tokens"
+    elif any(LATER in vars(one) for one in kind.__mro__ if one.__name__ != _PROTOCOL):
+        why = f": which of their rows are real, {kind.__name__} knows alone ({LATER})"
+    return why and f"graphs of the encoder are not audited{why}"
 
 
 def anchors(runner: Any) -> list[Callable[..., Any]]:
-    """What an encoder goes through, captured or eager."""
-    manager = _manager(runner)
-    return [] if manager is None else [type(manager.model).encoder_cudagraph_forward]
+    """What an encoder goes through, captured or eager. V1 has no manager before it captures."""
+    forward = getattr(type(model_of(runner)), FORWARD, None)
+    return [] if forward is None else [forward]
 
 
 def watch(steps: Meeting) -> None:
@@ -82,9 +99,7 @@ def watch(steps: Meeting) -> None:
         from vllm.config import CUDAGraphMode
 
         key, run = Key(token_budget, CUDAGraphMode.FULL), partial(original, mm_kwargs, token_budget, **more)
-        # An encoder may have several parts, each with a graph of its own, of other rows.
-        is_whole = more.get("path", _WHOLE) == _WHOLE and not more.get("axis_keys")
-        if is_whole and not steps.skips(key):
+        if not steps.skips(key):
             steps.meet(Encoding, {"batch_desc": key, "manager": manager, "mm_kwargs": mm_kwargs}, run)
         return run()
 
@@ -98,6 +113,8 @@ class Encoding(Repeated):
         prepared: the key, the manager, and the images.
         replay: the call of `_run_budget_graph`.
     """
+
+    is_padded = True
 
     def __init__(self, runner: Any, prepared: dict[str, Any], replay: Callable[[], Any]):
         manager = prepared["manager"]

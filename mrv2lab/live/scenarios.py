@@ -105,9 +105,8 @@ def prefix(engine: Engine) -> Iterator[Batch]:
 
 
 def images(engine: Engine) -> Iterator[Batch]:
-    """An image with each of one, two, ... requests, small and larger ones: encoders may have graphs."""
-    numbers = range(1, max(engine.num_reqs, default=1) + 1)
-    return (Batch([1] * number, side=side) for side in SIDES for number in numbers)
+    """An image with each request, small and larger ones: encoders may have graphs."""
+    return (Batch([1] * number, side=side) for side in SIDES for number in engine.num_reqs or [1])
 
 
 _ALL = lengths, shrinking, prefill, adapters, prefix, images

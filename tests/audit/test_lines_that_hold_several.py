@@ -1,10 +1,12 @@
 """Several statements on a line: when it begins, what the earlier ones bind holds what it held before."""
 
+import ast
 from types import SimpleNamespace
 
 import torch
 
 from mrv2lab.audit import audit
+from mrv2lab.audit.branches import _deciding_on
 
 
 def subjects(step, vary, device):
@@ -69,3 +71,12 @@ def test_a_call_of_unpacked_arguments_on_a_line_of_its_own(device):
         state.most, state.beside = 3.0, 0.6
 
     assert {*subjects(step, vary, device)} == {"state.most", "state.beside"}
+
+
+def test_only_the_heads_around_it_decide_whether_something_runs():
+    [loop] = ast.parse("for x in make(n):\n    if late: use(x)").body
+    [branch] = loop.body
+    make, use = loop.iter, branch.body[0].value
+    assert [*_deciding_on(loop, make)] == []
+    assert [*_deciding_on(branch, use)] == [branch.test]
+    assert [*_deciding_on(loop, use)] == [make, branch.test]

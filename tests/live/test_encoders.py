@@ -1,5 +1,8 @@
 """Graphs of an encoder of images, without vLLM and without a GPU: a manager of its shape on the emulator."""
 
+import json
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -8,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from mrv2lab.audit import AuditReport
 from mrv2lab.graphs import CapturedGraph, capture
-from mrv2lab.live import audited, encoders
+from mrv2lab.live import encoders
 from mrv2lab.live.audit import Steps
+from mrv2lab.live.rung import ENVIRONMENT
 from tests.live.qwen_vl import make_qwen_vl
-from tests.live.test_v1 import FULL, NONE, Runner, vllm  # noqa: F401 - a fixture
+from tests.live.test_v1 import FULL, NONE, Model, Runner, vllm  # noqa: F401 - a fixture
 
 
 @dataclass
@@ -24,11 +29,15 @@ class Held:
     output_buffer: torch.Tensor
 
 
-class Seeing:
-    """A model that takes images: squares them, and takes away their mean."""
+class SupportsEncoderCudaGraph:
+    """vLLM's protocol, and the method of it that few models have of their own."""
 
-    def __init__(self):
-        self.scale = 2.0
+    def postprocess_encoder_output(self, outputs):
+        return outputs
+
+
+class Seeing(Model, SupportsEncoderCudaGraph):
+    """A model that takes images: squares them, and takes away their mean."""
 
     def prepare(self, images):
         lengths = torch.tensor([0, *(len(image) for image in images)]).cumsum(0)
@@ -77,12 +86,17 @@ class Manager:
 
 
 class Seer(Runner):
-    def __init__(self, **how):
+    """Makes its manager while it captures, as V1's does."""
+
+    encoder_cudagraph_manager = None
+
+    def __init__(self, kind=Seeing, **how):
         super().__init__()
-        self.encoder_cudagraph_manager = Manager(Seeing(), **how)
+        self.model.runnable, self.how = kind(), how
 
     def capture_model(self):
         made = super().capture_model()
+        self.encoder_cudagraph_manager = Manager(self.get_model(), **self.how)
         self.encoder_cudagraph_manager.capture()
         return made
 
@@ -127,29 +141,97 @@ def test_what_froze_in_its_graph_is_named():
     assert runner.encode(*IMAGES).tolist() == RIGHT.tolist()  # the graph is there again
 
 
+class Merging(Seeing):
+    """Its rows are not those of images yet."""
+
+    def postprocess_encoder_output(self, outputs):
+        return super().postprocess_encoder_output(outputs)
+
+
+NOT = "graphs of the encoder are not audited"
+
+
 def test_what_is_not_audited_is_told(monkeypatch):
     runner, steps = watched()
     runner.vllm_config.parallel_config.tensor_parallel_size = 2
-    assert "tensor parallel ranks" in steps.left_out()[0]
+    assert steps.left_out() == [f"{NOT} on tensor parallel ranks"]
     runner.vllm_config.parallel_config.tensor_parallel_size = 1
     monkeypatch.delattr(Manager, "_get_per_item_out_tokens")
-    assert steps.left_out() == [
-        "graphs of the encoder are not audited: Manager has no _get_per_item_out_tokens"
-    ]
+    assert steps.left_out() == [f"{NOT}: Manager has no _get_per_item_out_tokens"]
     runner.encoder_cudagraph_manager = None
-    assert steps.left_out() == [] and encoders.anchors(runner) == []
+    assert steps.left_out() == []
 
 
-def test_one_part_of_an_encoder_is_left_alone():
+def test_rows_that_a_model_alone_knows_are_left_alone():
+    runner, steps = watched(kind=Merging)
+    runner.encode(*IMAGES)
+    why = "which of their rows are real, Merging knows alone (postprocess_encoder_output)"
+    assert steps.left_out() == [f"{NOT}: {why}"] and not steps.reports
+
+
+@pytest.mark.parametrize("key", [("default", (8, ("wide",))), ("global", 8)])
+def test_parts_of_an_encoder_are_left_alone(key):
+    runner, steps = Seer(nested=True), Steps(backend="emulated")
+
+    def capture_model():
+        Seer.capture_model(runner)
+        (path, axis), held = key, runner.encoder_cudagraph_manager.budget_graphs
+        held.setdefault(path, {})[axis] = held["default"][8]
+        return 123
+
+    steps.watch_capture(runner, capture_model)
+    steps.scenario = "images"
+    runner.encode(*IMAGES)
+    assert steps.left_out() == [f"{NOT}: Seeing has several for a budget of tokens"] and not steps.reports
+
+
+@pytest.mark.parametrize("name", ["graph", "input_buffers", "output_buffer"])
+def test_what_a_graph_is_kept_without_is_told(name):
     runner, steps = watched()
-    manager = runner.encoder_cudagraph_manager
-    asked = []
-    manager._run_budget_graph = lambda images, budget, **more: asked.append(more)
-    encoders.watch(steps)
-    parts = [{"path": "global"}, {"axis_keys": (2,)}]
-    for part in parts:
-        manager._run_budget_graph({"images": IMAGES}, 8, **part)
-    assert asked == parts and not steps.reports
+    for held in runner.encoder_cudagraph_manager.budget_graphs.values():
+        delattr(held, name)
+    assert steps.left_out() == [f"{NOT}: Manager has no {name}"]
+
+
+class Once(Seeing):
+    """Between two batches somebody takes away what it has left."""
+
+    def encoder_cudagraph_forward(self, values):
+        if self.scale == 2.5:  # behind the capture
+            assert not hasattr(self, "left")
+            self.left = values["pixels"]
+        return super().encoder_cudagraph_forward(values)
+
+
+def test_what_a_model_leaves_is_put_back_before_each_pass():
+    runner, steps = watched(kind=Once)
+    runner.get_model().scale = 2.5
+    runner.encode(*IMAGES)
+    [report] = steps.reports.values()
+    assert report.findings[0].subject == "self.scale" and not hasattr(runner.get_model(), "left")
+
+
+class Padded(Seeing):
+    """Rows behind the images hold what Python says."""
+
+    padding = 0.0
+
+    def encoder_cudagraph_forward(self, values):
+        rows = torch.arange(len(values["pixels"]))
+        is_padding = rows >= values["cu_seqlens"][-1]
+        return torch.where(is_padding, self.padding, super().encoder_cudagraph_forward(values))
+
+
+def test_rows_behind_the_images_are_nobodys():
+    runner, steps = watched(kind=Padded)
+    runner.get_model().padding = 7.0
+    runner.encode(*IMAGES)
+    [report] = steps.reports.values()
+    assert report.findings == ()
+
+
+def test_a_model_without_an_encoder_has_no_anchor_of_one():
+    assert encoders.anchors(Runner()) == []
 
 
 @pytest.fixture(autouse=True)
@@ -158,12 +240,18 @@ def modes(monkeypatch, vllm):  # noqa: F811
 
 
 @pytest.mark.live
-def test_vllms_own_encoder(tmp_path, monkeypatch):
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")  # the other one has no such graphs in 0.23.0
+@pytest.mark.parametrize("program", ["sound", "short"])
+def test_vllms_own_encoder(tmp_path, program):
+    """Its attention is captured for sequences as long as they can get, or for those of the dummy images."""
+    env = os.environ | ENVIRONMENT | {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # in 0.23.0 V2 has no such graphs
     folder = make_qwen_vl(tmp_path / "model")
-    options = ["skip_tokenizer_init=false", 'compilation_config={"cudagraph_mm_encoder": true}']
-    options += ["max_model_len=1024", "kv_cache_memory_bytes=67108864"]  # it is copied for each pass
-    job = audited.job_of_model(str(folder), [], options, ["images"])
-    (one,) = audited.run([job], at_once=1, on_progress=lambda *told: None)
-    reports = [report for report in one.read() if "images," in report.step]
-    assert reports and all(not report.findings for report in reports)
+    command = [sys.executable, "-m", "tests.live.encoder_bound", program, str(folder)]
+    told = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+    reports = [AuditReport.of(report) for report in told["reports"] if "images," in report["step"]]
+    assert len(reports) > 1 and told["left_out"] == []
+    found = [finding for report in reports for finding in report.findings]
+    if program == "sound":
+        assert not found
+    else:
+        first = found[0]
+        assert first.kind == "frozen-host-value" and "max_seqlen" in first.subject
