@@ -306,6 +306,8 @@ _MOST = {"error": 6e-2, "error fast": 2**-8}  # of a right row: `live.loads.TOLE
 
 _RATIOS = {"of off", "low", "high", "over kernels"}
 """Counts that only a right row has."""
+_NONE = {"findings", "told", "apart", "given up"}
+"""Counts of which a right row has none."""
 
 
 def checked(kept: OfTimes) -> OfTimes:
@@ -336,6 +338,8 @@ def _contradictions(kept: Bench | Timed, row: Any, first: Any) -> Iterator[str]:
         yield f"its labels do not begin with {', '.join(labels)}"
     if isinstance(row, Row) and not is_right and (ratios := sorted(_RATIOS & row.counts.keys())):
         yield f"with a ratio, {ratios[0]}"
+    if isinstance(row, Row) and is_right:
+        yield from (f"with {n} {row.counts[n]:g}" for n in sorted(_NONE & row.counts.keys()) if row.counts[n])
     for name, number in row.counts.items() if isinstance(row, Row) else ():
         if number != number or (is_right and not number <= min(_MOST.get(name, inf), float_info.max)):
             yield f"{name} {number:g}"

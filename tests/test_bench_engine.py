@@ -420,6 +420,15 @@ def test_a_ratio_of_what_is_not_right_is_not_shown(verdict):
         checked(part(one, what="server"))
 
 
+@pytest.mark.parametrize("name", ["findings", "told", "apart", "given up"])
+def test_what_has_found_something_is_not_right(name):
+    ms = {"token": timed.latency([1.0])}
+    one = Row(labels={"attached": "guard", "requests": 1}, verdict="correct", ms=ms, counts={name: 1.0})
+    with pytest.raises(RecordError, match=f"with {name} 1"):
+        checked(part(one, what="server"))
+    assert checked(part(one.model_copy(update={"counts": {name: 0.0}}), what="server"))
+
+
 def test_no_ratio_is_of_engines_that_ran_apart(tmp_path):
     told = joined(tmp_path, part(row("eager", 1, 8.0)), part(row("piecewise", 1, 4.0)))
     words = "8B: in two parts, and ratios are of engines that ran in one"

@@ -3,7 +3,7 @@ GPU and no clock."""
 
 import logging
 from collections import Counter
-from itertools import permutations
+from itertools import groupby, permutations
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -63,6 +63,7 @@ class Manager:
         self.graphs = {Key(size): Observable() for size in LOADS}
         for graph in self.graphs.values():
             graph.__class__ = _guarded(Observable)
+            graph._guards = [("guard", SimpleNamespace(watches=[1, 2, 3]))]
         self.run_fullgraph = self.run_pw_graph = lambda *args: "audited"
 
     def run_fullgraph(self, *args):
@@ -77,7 +78,7 @@ class LLM:
     def __init__(self):
         self.manager, self.served, self.checks = Manager(), [], SimpleNamespace(_next_at=5.0)
         self.spoils = set()
-        self.guard = SimpleNamespace(_graphs=[self.checks], checks=9, told=set())
+        self.guard = SimpleNamespace(_graphs=[self.checks], told=set())
         self.audit = SimpleNamespace(num=Counter(), found={"key": [0]}, every=1)
         runner = SimpleNamespace(cudagraph_manager=self.manager)
         self.worker = SimpleNamespace(mrv2lab_guard=self.guard, mrv2lab_audit=self.audit, model_runner=runner)
@@ -122,6 +123,7 @@ class Other:
         if name == "steps":
             self.llm.served.append((self.llm.load, self.way, self.llm.audit.every, AWAKE + number, STEPS))
             return STEPS * self.ms
+        assert not self.has_ended
         return {"finish": [8], "graph": [1.25]}.get(name)
 
     def end(self):
@@ -130,6 +132,7 @@ class Other:
 
 @pytest.fixture
 def llm(monkeypatch):
+    monkeypatch.setattr(in_turn, "DRAWN", 100)
     made = LLM()
     made.others = [Other(made, way, ms) for way, ms in zip(STOCK, (1.8, 2.2), strict=True)]
     others = iter(made.others)
@@ -171,7 +174,7 @@ def test_each_way_has_as_many_turns_in_each_round_and_nothing_else_is_in_use(llm
     orders = {tuple(way for _, way, *_ in turns) for turns in each[:PARTS]}
     assert len(orders) == PARTS  # in a round already
     early = PARTS * len(WAYS) * len(LOADS)
-    assert [every for _, _, every, *_ in timed_turns] == [8] * early + [333] * (len(timed_turns) - early)
+    assert [every for _, _, every, *_ in timed_turns] == [8] * early + [331] * (len(timed_turns) - early)
     assert [*rows] == [(way, load) for way in WAYS for load in LOADS]
     assert {one.verdict for one in rows.values()} == {"correct"}
     assert rows["off", 8].counts["of off"] == pytest.approx(1.0)
@@ -181,7 +184,7 @@ def test_each_way_has_as_many_turns_in_each_round_and_nothing_else_is_in_use(llm
     assert rows["off", 8].ms["graph"].median == 1.2 and rows["stock", 8].ms["graph"].median == 1.25
     assert rows["guard", 8].ms.keys() == {"token"}  # the graphs of `off`
     assert rows["guard", 8].ms["token"].median == pytest.approx(2.02)
-    assert rows["guard", 8].counts["values"] == 9 and rows["guard", 8].counts["answers"] == 1
+    assert rows["guard", 8].counts["values"] == 3 and rows["guard", 8].counts["answers"] == 1
 
 
 def test_all_engines_make_as_many_steps_and_an_answer_lasts_for_all_of_them(llm):
@@ -242,6 +245,35 @@ def test_an_engine_that_has_not_both_is_an_error_with_the_log(llm, lacks, monkey
         measured({"folder": "model"})
 
 
+def test_what_awakes_a_turn_and_what_follows_it_takes_no_time_of_it(monkeypatch):
+    now, made = [0.0], []
+
+    def step():
+        made.append(now[0])
+        now[0] += 0.002
+
+    monkeypatch.setattr(in_turn.time, "perf_counter", lambda: now[0])
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(step=step))
+    assert in_turn.steps(llm, 3, 10, 7) == pytest.approx(20.0) and len(made) == 20
+
+
+def test_no_way_is_the_first_one_for_long():
+    firsts = [order(number, WAYS)[0] for number in range(120)]
+    assert max(len([*same]) for _, same in groupby(firsts)) <= 4
+
+
+def test_nothing_is_attached_to_the_other_engine(monkeypatch, tmp_path):
+    monkeypatch.setenv("MRV2LAB_GUARD", "warn")
+    program = tmp_path / "stock.py"
+    names = "[name for name in os.environ if name.startswith('MRV2LAB')]"
+    program.write_text(f"import json, os\nprint('{{}}', flush=True)\nprint(json.dumps({names}), flush=True)")
+    started = in_turn.Popen
+    monkeypatch.setattr(in_turn, "Popen", lambda command, **how: started([command[0], str(program)], **how))
+    other = in_turn.Stock("model")
+    assert other.ask("begin", 1) == []
+    other.end()
+
+
 ENDS = "import sys; sys.stdin.readline(); print('[[1.5, 2.5]]', flush=True)"
 
 
@@ -283,19 +315,41 @@ def test_a_graph_alone_is_timed_by_the_device(monkeypatch):
 # ---- rows ----
 
 
-def row_of(llm, way, answers=(1,), off=(1,), error=0.0, ms=None, checks=(0.0,), rounds=8):
+NO_COST = ((0.0,),) * 8  # a check in each round
+
+
+def row_of(llm, way, answers=(1,), off=(1,), error=0.0, ms=None, checks=NO_COST, rounds=8):
     of_off, ours = [2.0, 4.0, 2.0, 2.0] * 2, ms or [2.2, 4.4, 1.8, 2.2] * 2
-    turns = {("off", 1): Turns(0.0, of_off[:rounds], {*off})}
-    turns[way, 1] = Turns(error, ours[:rounds], {*answers}, [*checks])
+    turns = {("off", 1): Turns(0.0, of_off[:rounds], {*off}, [[] for _ in of_off[:rounds]])}
+    turns[way, 1] = Turns(error, ours[:rounds], {*answers}, [*map(list, checks[:rounds])])
     return row(turns, way, 1, Attached(llm.worker))
 
 
-def test_a_way_is_held_against_off_round_by_round(llm):
+def test_a_way_is_held_against_off_round_by_round(llm, monkeypatch):
+    monkeypatch.setattr(in_turn, "DRAWN", 2000)
     made = row_of(llm, "guard")
     assert made.labels == {"attached": "guard", "requests": 1} and made.ms["token"].median == 2.2
     assert [made.counts[name] for name in ("low", "of off", "high")] == pytest.approx([0.9, 1.1, 1.1])
     off = row_of(llm, "off", ms=[2.0, 4.0, 1.0, 1.0] * 2)  # and that against its own round before
     assert [off.counts[name] for name in ("low", "of off", "high")] == pytest.approx([0.25, 1.0, 2.0])
+
+
+def test_bounds_hold_the_rounds_and_the_checks(llm, monkeypatch):
+    """Of 40 rounds with a ratio each, drawn again, nearly all medians lie between the same two order
+    statistics as by the binomial distribution: the 14th and the 27th hold 96 %."""
+    monkeypatch.setattr(in_turn, "DRAWN", 2000)
+    ratios = [1 + 0.001 * (7 * number % 40) for number in range(40)]
+    turns = {("off", 1): Turns(0.0, [2.0] * 40, {1}, [[] for _ in ratios])}
+    turns["guard", 1] = Turns(0.0, [2.0 * one for one in ratios], {1}, [[] for _ in ratios])
+    counts = row(turns, "guard", 1, Attached(llm.worker)).counts
+    assert counts["of off"] == pytest.approx(1.0195)
+    assert counts["low"] == pytest.approx(1.013, abs=0.0015)
+    assert counts["high"] == pytest.approx(1.026, abs=0.0015)
+    checks = [[20.0 + 300 * (number == 4)] for number in range(40)]  # one takes very long
+    turns["every=1000", 1] = Turns(0.0, [2.0] * 40, {1}, checks)
+    counts = row(turns, "every=1000", 1, Attached(llm.worker)).counts
+    assert counts["of off"] == pytest.approx(1 + 0.0275 / 2)
+    assert 1 + 0.020 / 2 <= counts["low"] < 1 + 0.021 / 2 and counts["high"] > 1 + 0.040 / 2
 
 
 @pytest.mark.parametrize(
@@ -308,7 +362,8 @@ def test_a_way_is_held_against_off_round_by_round(llm):
         ("stock", {"answers": (2,), "error": 1.0}, "wrong"),
         ("guard", {"error": 0.1}, "wrong"),
         ("every=1000", {}, "correct"),
-        ("every=1000", {"checks": ()}, "wrong"),
+        ("every=1000", {"checks": NO_COST[:FEWEST] + ((),) * 2}, "correct"),
+        ("every=1000", {"checks": NO_COST[: FEWEST - 1] + ((),) * 3}, "wrong"),
         ("guard", {"rounds": FEWEST}, "correct"),
         ("guard", {"rounds": FEWEST - 1}, "wrong"),  # its bounds hold nothing at 95 %
         ("off", {"rounds": FEWEST}, "wrong"),  # one ratio less
@@ -322,15 +377,37 @@ def test_what_is_apart_or_has_done_nothing_is_wrong(llm, way, changed, verdict):
 
 
 def test_a_step_has_its_part_of_the_mean_check_and_the_longest_is_told(llm):
-    made = row_of(llm, "every=1000", ms=[2.0, 4.0, 2.0, 2.0] * 2, checks=(10.0, 20.0, 90.0))
-    counts = {name: made.counts[name] for name in ("checks", "check ms", "longest")}
-    assert counts == {"checks": 3, "check ms": 40.0, "longest": 90.0}
+    checks = ((10.0, 20.0, 90.0), (40.0,)) * 4
+    made = row_of(llm, "every=1000", ms=[2.0, 4.0, 2.0, 2.0] * 2, checks=checks)
+    counts = {name: made.counts[name] for name in ("checks", "check ms", "longest", "after")}
+    assert counts == {"checks": 16, "check ms": 40.0, "longest": 90.0, "after": 0.0}
     assert made.counts["of off"] == pytest.approx(2.04 / 2)
+    assert made.ms["token"].median == pytest.approx(2.04)
 
 
-def test_a_guard_that_watches_nothing_is_wrong(llm):
-    llm.guard.checks = 0
-    assert row_of(llm, "guard").verdict == "wrong"
+def test_what_a_check_leaves_behind_it_is_a_part_of_its_price(llm):
+    """Its round of 80 steps takes 16 ms more than one without, and the median of rounds hides that."""
+    ms, checks = [2.2, 2.0, 2.0, 2.0] * 2, ((20.0,), (), (), ()) * 2
+    turns = Turns(0.0, ms, {1}, [*map(list, checks)])
+    assert PARTS * STEPS == 80 and in_turn.after(turns) == pytest.approx(16.0)
+    assert in_turn.price(turns) == pytest.approx(0.036)
+    turns = Turns(0.0, [1.8, 2.0, 2.0, 2.0] * 2, {1}, [*map(list, checks)])
+    assert in_turn.after(turns) == pytest.approx(-16.0)
+    assert in_turn.price(turns) == pytest.approx(0.020)  # none gets faster by it
+    two = Turns(0.0, [2.2, 2.0], {1}, [[20.0, 20.0], []])
+    assert in_turn.after(two) == pytest.approx(8.0)
+
+
+def test_a_guard_that_watches_nothing_of_a_loads_graph_is_wrong(llm):
+    llm.manager.graphs[Key(1)]._guards = [("guard", SimpleNamespace(watches=[]))]
+    made = row_of(llm, "guard")
+    assert made.verdict == "wrong" and made.counts["values"] == 0
+
+
+@pytest.mark.parametrize("name", ["failed", "apart"])
+def test_a_key_that_is_checked_no_more_or_was_apart_is_wrong(llm, name):
+    llm.audit.num[name] = 1
+    assert row_of(llm, "every=1000").verdict == "wrong" and row_of(llm, "guard").verdict == "correct"
 
 
 @pytest.mark.parametrize("way", ["guard", "every=1000"])

@@ -7,13 +7,15 @@ decode the same requests, a few steps in each turn: so all ways see the same gra
 are as warm and as busy. A round's time of a way is that of all its turns, for a guard looks only now and
 then; it is held against that of `off`.
 
-The other engines have a part in the first rounds, which tell how they compare; the ways of this engine are
-timed in the rounds behind these, in which those wait. Between turns of theirs a check was seen to take more
-than twice as long (2026-11-28, an H100).
+The other engines have a part in the first rounds, which tell how they compare, and are ended; the ways of
+this engine are timed in the rounds behind these. Between turns of theirs, and also while they waited, a check
+was seen to take more than twice as long (2026-11-28, an H100).
 
 A check of `every=1000` takes as long as many replays, and most rounds have none. So its time, by the audit's
 own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
-replay. What else a check leaves behind for the steps after it stays in their turns.
+replay. What else a check leaves behind for the steps after it vanishes in a median of rounds of which a third
+have one: it is told apart (`after`), as the mean of rounds with a check less that of those without, and a
+thousandth of it is added as well, where it is more than nothing.
 """
 
 import json
@@ -22,12 +24,12 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, permutations
-from math import sqrt
+from itertools import permutations
 from pathlib import Path
-from statistics import median
+from random import Random
+from statistics import fmean, median, quantiles
 from subprocess import PIPE, Popen
 from typing import Any, TextIO
 
@@ -45,14 +47,15 @@ LOADS = (1, 8, 32)  # requests at once
 OURS, STOCK = ("off", "guard", "every=1000"), ("stock", "stock, again")
 WAYS = OURS + STOCK
 ROUNDS, PARTS = 40, 8  # and so many turns of each way in a round
-BESIDE = 10  # rounds before them, with the engines of other processes: those take the caches of the host
+BESIDE = 10  # rounds before them, with the engines of other processes: those slow its checks
 STEPS, AWAKE = 10, 2  # of a turn: timed, and before that; those that were under way belong to another one
 NUM_TOKENS = PARTS * len(OURS) * (STEPS + AWAKE) + 8  # of an answer; the last few are nobody's
-FEWEST = 6  # ratios: of fewer no bounds hold the median at 95 %
+FEWEST = 6  # ratios, and checks
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
 # Replays of this way: others lie between them, so that as many steps of the engine lie between two checks as
-# in a server, and more time. A load has eight that count, of which the first follows a check of the warm-up.
-APART = EVERY // len(OURS)
+# in a server, and more time. It is prime, so that checks come at any step of a turn.
+APART = 331
+DRAWN = 2000  # times that rounds, with their checks, are drawn again, for bounds
 REPLAYS = 50  # of a graph alone, one behind the other
 
 
@@ -63,7 +66,7 @@ class Turns:
     error: float = 0.0  # of logits with forced tokens
     ms: list[float] = field(default_factory=list)  # a token, in each round, without checks
     answers: set[tuple[int, ...]] = field(default_factory=set)  # all that there were
-    checks: list[float] = field(default_factory=list)  # milliseconds of each
+    checks: list[list[float]] = field(default_factory=list)  # milliseconds of each, by round
     graph_ms: list[float] = field(default_factory=list)  # on the device: a replay of the graph alone
 
 
@@ -137,6 +140,10 @@ class Attached:
             raise RuntimeError("the engine's graphs are not both guarded and audited")
         self.kinds: dict[str, Any] = {"off": own, "guard": _guarded(own), "every=1000": audited}
         self.way, self._left = "guard", time.perf_counter()
+
+    def values(self, load: int) -> int:
+        """How many a guard compares before a replay of the graph of so many decodes."""
+        return sum(len(checks.watches) for _, checks in graph_of(self.manager, load)._guards)
 
     def use(self, way: str) -> None:
         """Graphs get the class that they have with this way alone, and their manager its own methods unless
@@ -212,20 +219,28 @@ def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]
             ways, of = (WAYS, turns) if number <= BESIDE else (OURS, alone)
             take(llm, others, attached, {way: of[way, load] for way in ways}, load, number)
         attached.audit.every = APART
+        if number == BESIDE:
+            for way, load in ((way, load) for way in STOCK for load in LOADS):
+                turns[way, load].graph_ms = others[way].ask("graph", load)
+            for other in others.values():
+                other.end()
     attached.use("off")
     for load in LOADS:
         alone["off", load].graph_ms = graph_ms(attached.manager, load)
-        for way in STOCK:
-            turns[way, load].graph_ms = others[way].ask("graph", load)
     of_way = dict.fromkeys(OURS, alone) | dict.fromkeys(STOCK, turns)
     rows = [row(of, way, load, attached) for way, of in of_way.items() for load in LOADS]
     return {"rows": [made.model_dump(mode="json") for made in rows], "log": log}
 
 
+def graph_of(manager: Any, load: int) -> Any:
+    """The graph of so many decodes."""
+    return next(graph for desc, graph in manager.graphs.items() if desc.num_tokens == load)
+
+
 def graph_ms(manager: Any, load: int) -> list[float]:
     """How long the device takes for a replay of the graph of so many decodes, `RUNS` times: of each the mean
     of `REPLAYS`. They write again what the last step of that graph wrote, so no request may be under way."""
-    graph = next(graph for desc, graph in manager.graphs.items() if desc.num_tokens == load)
+    graph = graph_of(manager, load)
     found = list[float]()
     for _ in range(RUNS + 1):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -278,7 +293,7 @@ def take(
         if way != "off":  # that one's are known
             made.answers.add(told.get(way, ours))
         if number:
-            made.checks += checks[way]
+            made.checks.append(checks[way])
             made.ms.append((ms[way] - sum(checks[way])) / (PARTS * STEPS))
 
 
@@ -320,41 +335,69 @@ def finish(llm: Any) -> tuple[int, ...]:
 
 def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Attached) -> Row:
     """A way and load. *of off* is the median, over rounds, of the ratio to `off` in the same round, and of
-    `off` to itself in the round before; `low` and `high` are the bounds between which the median of all
-    rounds that could be lies, at 95 %. What is wrong has no ratios.
+    `off` to itself in the round before; 95 % of those that come of rounds drawn again, with their checks, lie
+    between `low` and `high`. What is wrong has no ratios.
 
     Right is what has the logits of `off` with forced tokens, and has the answers of a round of `off` alone,
     where that gives the same ones each time; has done what was asked of it, for `FEWEST` ratios or more; and
     has found nothing. `stock` may answer otherwise: another process tunes kernels anew, and rounds otherwise.
     """
     ours, off, guard, audit = turns[way, load], turns["off", load], attached.guard, attached.audit
-    counts: dict[str, float] = {}
-    check_ms, did = 0.0, True
+    checks, did = [one for some in ours.checks for one in some], True
+    counts: dict[str, float] = {"answers": len(ours.answers | off.answers), "error": ours.error}
     if way == "guard":
-        counts = {"values": guard.checks, "graphs": len(guard._graphs), "told": len(guard.told)}
-        did = guard.checks > 0 and not guard.told
+        values = attached.values(load)
+        counts |= {"values": values, "graphs": len(guard._graphs), "told": len(guard.told)}
+        did = values > 0 and not guard.told
     elif way == "every=1000":
         findings = sum(sum(numbers) for numbers in audit.found.values())
-        did = (checks := len(ours.checks)) > 0 and not findings
-        check_ms = sum(ours.checks) / max(1, checks)
-        counts = {"audited": len(audit.found), "findings": findings, "checks": checks, "check ms": check_ms}
-        counts["longest"] = max(ours.checks, default=0.0)
-    ms = [one + check_ms / EVERY for one in ours.ms]
-    pairs = pairwise(ms) if way == "off" else zip(off.ms, ms, strict=True)
-    factors = sorted(after / before for before, after in pairs)
-    # Each is below the median as a coin falls.
-    low = max(0, int(len(factors) / 2 - 0.98 * sqrt(len(factors))))
-    between = {"of off": median(factors), "low": factors[low], "high": factors[-1 - low]}
+        off_by, failed = audit.num["apart"], audit.num["failed"]
+        counts |= {"audited": len(audit.found), "findings": findings, "apart": off_by, "given up": failed}
+        counts |= {"checks": len(checks)}
+        if checks:
+            counts |= {"check ms": fmean(checks), "longest": max(checks), "after": after(ours)}
+        did = len(checks) >= FEWEST and not (findings or off_by or failed)
+    # `off` has no round before its first one
+    before = dict(enumerate(off.ms, start=way == "off"))
+    rounds = [number for number in range(len(ours.ms)) if number in before]
     has_same = way in STOCK or len(off.answers) > 1 or ours.answers == off.answers
-    is_right = did and len(factors) >= FEWEST and has_same and ours.error <= TOLERANCE
+    is_right = did and len(rounds) >= FEWEST and has_same and ours.error <= TOLERANCE
+    if is_right:
+        drawn = (Random(number).choices(rounds, k=len(rounds)) for number in range(DRAWN))
+        low, *_, high = quantiles((ratio(ours, before, some) for some in drawn), n=40)
+        counts |= {"of off": ratio(ours, before, rounds), "low": low, "high": high}
+    ms = {"token": latency([one + price(ours) for one in ours.ms])}
     return Row(
         labels={"attached": way, "requests": load},
         verdict="correct" if is_right else "wrong",
-        ms={"token": latency(ms)} | ({"graph": latency(ours.graph_ms)} if ours.graph_ms else {}),
-        counts=(between if is_right else {})
-        | {"answers": len(ours.answers | off.answers), "error": ours.error}
-        | counts,
+        ms=ms | ({"graph": latency(ours.graph_ms)} if ours.graph_ms else {}),
+        counts=counts,
     )
+
+
+def ratio(turns: Turns, before: Mapping[int, float], rounds: Sequence[int]) -> float:
+    """The median of some rounds, which may be there several times, to what a token took before them."""
+    more = price(turns, rounds)
+    return median((turns.ms[number] + more) / before[number] for number in rounds)
+
+
+def price(turns: Turns, rounds: Sequence[int] | None = None) -> float:
+    """Milliseconds that checks add to a token, by those of some rounds, or of all."""
+    rounds = range(len(turns.ms)) if rounds is None else rounds
+    checks = [one for number in rounds for one in turns.checks[number]]
+    return (fmean(checks) + max(0.0, after(turns, rounds))) / EVERY if checks else 0.0
+
+
+def after(turns: Turns, rounds: Sequence[int] | None = None) -> float:
+    """Milliseconds by which rounds take longer for a check in them, beside the check's own; 0 where each of
+    them has one, or none has."""
+    rounds = range(len(turns.ms)) if rounds is None else rounds
+    each = [(turns.ms[number], len(turns.checks[number])) for number in rounds]
+    with_some, without = ([ms for ms, num in each if bool(num) is has] for has in (True, False))
+    if not with_some or not without:
+        return 0.0
+    num_checks = sum(num for _, num in each)
+    return (fmean(with_some) - fmean(without)) * PARTS * STEPS * len(with_some) / num_checks
 
 
 def main(spec: str) -> None:
