@@ -17,21 +17,29 @@ import torch
 
 from mrv2lab.audit.launches import node_handles
 from mrv2lab.audit.recorder import Capture, Session
-from mrv2lab.graphs.base import Node
+from mrv2lab.graphs.base import Node, _idle, _observers, _watchers
 from mrv2lab.graphs.cuda import _checked, _read_node
 from mrv2lab.graphs.foreign import ForeignGraph, observable_graphs
 
 LOG = logging.getLogger("vllm.mrv2lab")
+_given: list[Session] = []  # those whose graphs give their patterns now
 
 
 @contextmanager
 def holding_graphs() -> Iterator[None]:
     """As `observable_graphs`, of graphs that can be given another content than what was captured."""
+    original: Any = torch.cuda.CUDAGraph
     with observable_graphs():
         observable: Any = torch.cuda.CUDAGraph
 
         class HoldingGraph(observable):  # type: ignore[misc]
             _captured = 0  # the driver's handle of what was captured, where something else is held
+
+            def replay(self) -> None:
+                if _given or _observers.get() or _watchers.get() or _idle.get():
+                    super().replay()
+                else:  # nearly each one of a server
+                    original.replay(self)
 
             def raw_cuda_graph(self) -> int:
                 """What was captured, whatever it holds meanwhile."""
@@ -81,9 +89,11 @@ def given(session: Session) -> Iterator[None]:
         graph._replay_it()
 
     with patch.object(ForeignGraph, "_replay", replay):
+        _given.append(session)
         try:
             yield
         finally:
+            _given.pop()
             failed = [error for graph in giving if (error := _tried(_withhold, graph, session))]
             if failed:
                 LOG.warning("%d graphs stay as slow as audits make them: %s", len(failed), failed[0])

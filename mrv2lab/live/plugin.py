@@ -6,6 +6,7 @@ context, the kernel where memory runs out, a worker that the engine waits for no
 """
 
 import atexit
+import gc
 import json
 import logging
 import os
@@ -53,13 +54,21 @@ def _end(served: "ref[Served]") -> None:
 
 
 @dataclass
+class Turn:
+    """How often a key was replayed, and at which replay it is looked at next."""
+
+    replays: int = 0
+    next: float = 1
+
+
+@dataclass
 class Served(Steps):
     """The steps that a server replays: the first of each key is audited, and each `every`th is checked."""
 
     every: int = 0
     rank: int = 0
-    replays: Counter[Any] = field(default_factory=Counter)  # by `BatchExecutionDescriptor`
-    turns: dict[Any, float] = field(default_factory=dict)  # the replay of a key that is looked at next
+    # by `BatchExecutionDescriptor`, of which a hash takes longer than all else that a replay is asked
+    turns: dict[Any, Turn] = field(default_factory=lambda: defaultdict(Turn))
     found: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))  # by each audit of a key
     changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)  # in place, by a step of a key
     num: Counter[str] = field(default_factory=Counter)  # of what `totals` says
@@ -174,8 +183,9 @@ class Served(Steps):
         """As for all steps; and where its turn has not come, as in nearly each step of a server."""
         if self.scenario is None or self.differ:
             return True
-        if is_early := (number := self.replays[desc] + 1) < self.turns.get(desc, 0):
-            self.replays[desc] = number
+        turn = self.turns[desc]
+        if is_early := turn.replays + 1 < turn.next:
+            turn.replays += 1
         return is_early
 
     def meet(self, kind: Kind, prepared: dict[str, Any], replay: Callable[[], Any]) -> None:
@@ -183,9 +193,10 @@ class Served(Steps):
         if prepared.get("dummy_run"):
             return
         key = prepared.get("batch_desc")
-        self.replays[key] += 1
-        is_first = self.replays[key] == 1
-        if self.replays[key] < self.turns.get(key, 1):  # pieces come here each time
+        turn = self.turns[key]
+        turn.replays += 1
+        is_first = turn.replays == 1
+        if turn.replays < turn.next:  # pieces come here each time
             return
         why = None
         try:
@@ -201,7 +212,7 @@ class Served(Steps):
         if not all(self.ranks.gather(key in self.changed).values()):
             self.changed.pop(key, None)  # all check a key, or none
         is_checked = self.every and key in self.changed
-        self.turns[key] = (self.replays[key] // self.every + 1) * self.every if is_checked else inf
+        turn.next = (turn.replays // self.every + 1) * self.every if is_checked else inf
 
     def _audit_in_full(self, step: Met, apart: float | None = None) -> None:
         with patterns.given(self._audit.passes.session), kept() as seen:
@@ -216,6 +227,8 @@ class Served(Steps):
         if not report.findings:
             LOG.info("audit of %s: nothing found (%s)", report.step, self.totals())
         self._write(step.desc, apart=apart, report=json.loads(report.to_json()))
+        gc.collect()
+        gc.freeze()  # as vLLM does once it stands: what audits keep would be looked through again and again
 
     def _check(self, step: Met) -> None:
         """Replay the step and run it eagerly, on the same contents; where that is apart, audit it."""
@@ -242,7 +255,7 @@ class Served(Steps):
         self.num["us"] += int(1e6 * (time.perf_counter() - begin))
         self.num["apart"] += bool(off)
         if any(asked for asked, _ in told):
-            LOG.warning("%s, replay %d: %.2g apart", self._name(step), self.replays[step.desc], off)
+            LOG.warning("%s, replay %d: %.2g apart", self._name(step), self.turns[step.desc].replays, off)
             self._audit_in_full(step, off)
         if self.num["checks"] % TELL_EACH == 0:
             LOG.info("audits go on: %s", self.totals())
@@ -277,6 +290,6 @@ class Served(Steps):
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a") as file:
-                file.write(json.dumps({"key": str(key), "replay": self.replays[key], **told}) + "\n")
+                file.write(json.dumps({"key": str(key), "replay": self.turns[key].replays, **told}) + "\n")
         except OSError as error:
             LOG.warning("no report of %s: %s", key, error)

@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from operator import is_
 from typing import Any, Protocol
 
@@ -241,5 +241,10 @@ def rows(output: Any, num_tokens: int) -> Any:
 
 def known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Those that this release knows: later ones have more."""
-    names = inspect.signature(function).parameters
+    names = _parameters(getattr(function, "__func__", function))  # else it would keep a runner
     return {name: value for name, value in arguments.items() if name in names}
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> Set[str]:
+    return inspect.signature(function).parameters.keys()

@@ -23,6 +23,7 @@ SHORT = Edit(
 OPTIONS = {
     "skip_tokenizer_init": False, "max_model_len": 1024, "gpu_memory_utilization": 0.4,
     "kv_cache_memory_bytes": 64 << 20,  # copied for each pass
+    "mm_encoder_attn_backend": "TRITON_ATTN",  # has a block of its grid for each so many of a sequence
 }  # fmt: skip
 COMPILATION = {
     "mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4], "cudagraph_mm_encoder": True,

@@ -1,13 +1,16 @@
 """Patterns of audited captures, in graphs of a GPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from mrv2lab.audit import Engine, EngineAudit
 from mrv2lab.audit.launches import node_handles
+from mrv2lab.graphs.base import idle_replays, observed, replayed
 from mrv2lab.live import patterns
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Serving:
@@ -53,6 +56,7 @@ class Serving:
         return len(node_handles(int(driver.cuGraphChildGraphNodeGetGraph(child)[1])))
 
 
+@ON_GPU
 def test_a_graph_gives_its_patterns_only_inside():
     served = Serving()
     made, other = served.replayed()
@@ -68,6 +72,7 @@ def test_a_graph_gives_its_patterns_only_inside():
         assert served.replayed() == ([1.0] * 4 + [5.0] * 4, [1.0] * 2 + [5.0] * 6)
 
 
+@ON_GPU
 def test_what_was_captured_stays_readable_and_random_numbers_go_on():
     served = Serving()
     before = node_handles(served.graph.raw_cuda_graph())
@@ -78,8 +83,35 @@ def test_what_was_captured_stays_readable_and_random_numbers_go_on():
     assert any(served.graph.replay() or served.out[2].tolist() != first for _ in range(20))
 
 
+@ON_GPU
 def test_one_whose_patterns_were_never_withheld_replays_as_it_was():
     served = Serving()
     with patterns.given(served.session):
         assert served.replayed()[0][4:] != [5.0] * 4
     assert not served.graph._captured
+
+
+def test_only_a_replay_that_somebody_watches_is_noted(monkeypatch):
+    """As in a server: nearly none is."""
+    own = []
+
+    class Graph:
+        def __new__(cls, keep_graph=False):
+            return super().__new__(cls)
+
+        def __init__(self, keep_graph=False):
+            pass
+
+        def replay(self):
+            own.append("own")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    with patterns.holding_graphs():
+        graph = torch.cuda.CUDAGraph()
+    graph._observed = SimpleNamespace(replay=lambda: own.append("noted"))
+    graph.replay()
+    for watched in (replayed(), idle_replays(), observed(None), patterns.given(None)):
+        with watched:
+            graph.replay()
+    graph.replay()
+    assert own == ["own", *["noted"] * 4, "own"]

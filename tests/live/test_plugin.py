@@ -146,6 +146,7 @@ def vllm(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(v2.Step, "_context", lambda self, mode: nullcontext())
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "reports"))
     monkeypatch.setattr(plugin.atexit, "register", lambda *args: None)
+    monkeypatch.setattr(plugin.gc, "freeze", lambda: None)
     caplog.set_level(logging.INFO, "vllm.mrv2lab")
 
 
@@ -392,10 +393,18 @@ def test_what_a_draft_reads_beside_hidden_states_is_compared_too():
     assert [each.tolist() for each in rows] == [[0, 1], [4, 5]]
 
 
+def test_what_an_audit_keeps_is_not_looked_through_again(monkeypatch):
+    frozen = []
+    monkeypatch.setattr(plugin.gc, "freeze", lambda: frozen.append("all"))
+    runner, _ = serving(every=2)
+    answers(runner, [[1.0, 2.0]] * 5)
+    assert frozen == ["all"]  # behind the audit of its key, and behind no check
+
+
 def test_dummy_steps_are_not_audited():
     runner, served = serving()
     runner.execute_model([1.0, 2.0], dummy_run=True)
-    assert not (served.found or served.replays or served.num)
+    assert not (served.found or served.num or any(turn.replays for turn in served.turns.values()))
 
 
 def test_ranks_and_processes_write_files_of_their_own():

@@ -145,6 +145,7 @@ def vllm(monkeypatch, tmp_path, caplog):
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=None))
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "reports"))
     monkeypatch.setattr(plugin.atexit, "register", lambda *args: None)
+    monkeypatch.setattr(plugin.gc, "freeze", lambda: None)
     caplog.set_level(logging.INFO, "vllm.mrv2lab")
 
 
