@@ -343,12 +343,18 @@ def run_sweep(
         from mrv2lab.results import check_place
         from mrv2lab.sweep import Grid, sweep
 
-        cells = Grid.read(grid).cells()[int(found[1]) - 1 :: int(found[2])]
+        asked = Grid.read(grid)
+        if none := [name for name in sorted(asked.model_fields_set) if not getattr(asked, name)]:
+            raise BadInput(f"{grid}: {none[0]}: names nothing; without that line all are meant")
+        if none := [name for name, sizes in asked.shape.items() if not sizes]:
+            raise BadInput(f"{grid}: shape.{none[0]}: no number; without that line it is what the case has")
+        cells = asked.cells()[int(found[1]) - 1 :: int(found[2])]
         if not cells:
             raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
         if not all((to / cell.file).exists() for cell in cells):  # what is done may be where nobody writes
             check_place(to, is_folder=True)
         told: list[Run | str] = []
+        before = sum((to / cell.file).exists() for cell in cells)
         done = _counter(progress, "running", len(cells))
 
         def kept() -> str:  # those that have died, or that somebody else runs, are not there
@@ -360,6 +366,9 @@ def run_sweep(
             for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
                 told.append(run)
                 done(f"{cell.case} {cell.variant}")
+    if before:
+        told_before = f"{before} of {counted(len(cells), 'run')} lay in {to} already"
+        err.print(told_before, soft_wrap=True, highlight=False, markup=False)
     for died in (run for run in told if isinstance(run, str)):
         err.print(died, soft_wrap=True, highlight=False, markup=False)
     runs = [run for run in told if not isinstance(run, str)]
@@ -368,8 +377,7 @@ def run_sweep(
         kind = attrgetter("case", "variant", "rung")
         for key, group_ in itertools.groupby(sorted(runs, key=kind), kind):
             mine = list(group_)
-            verdicts = ", ".join(dict.fromkeys(run.verdict for run in mine))
-            table.add_row(*key, str(len(mine)), str(sum(run.as_expected for run in mine)), verdicts)
+            table.add_row(*key, str(len(mine)), str(sum(run.as_expected for run in mine)), _verdicts(mine))
         out.print(table)
     if len(runs) < len(told):
         raise typer.Exit(1)
@@ -646,17 +654,23 @@ def bench_join(
     _tell_timed(document)
 
 
+_AS_ONE: dict[str, tuple[str, ...]] = {
+    "engine": ("model",), "runner": ("batch", "adapters"), "stages": (), "server": (),
+}  # fmt: skip
+"""Of benches whose ways are held against each other: the labels that such ways have in common."""
+
+
 def _check_verdicts(parts: list[Timed]) -> None:
     """BadInput: parts of several commits that do not tell their code, engines of one model in two parts, or
     two verdicts for one row. What has failed may be made again."""
     of = [one.provenance for one in parts]
     if len({one.commit for one in of}) > 1 and not all(one.sources for one in of):
         raise BadInput("these parts make no record together: they differ in commit")
-    if len(parts) > 1 and parts[0].what in ("stages", "server"):
-        raise BadInput(f"{parts[0].what}: ratios are of ways that ran in one, and these are {len(parts)}")
-    models = [{str(row.labels["model"]) for row in one.rows} for one in parts if one.what == "engine"]
-    if twice := [model for model, number in Counter(itertools.chain(*models)).items() if number > 1]:
-        raise BadInput(f"{', '.join(twice)}: in two parts, and ratios are of engines that ran in one")
+    for group in (_AS_ONE[one.what] for one in parts[:1] if one.what in _AS_ONE):
+        timed_in = [{tuple(row.labels.get(name) for name in group) for row in one.rows} for one in parts]
+        if twice := [key for key, number in Counter(itertools.chain(*timed_in)).items() if number > 1]:
+            told = ", ".join(f"{name} {value}" for name, value in zip(group, twice[0], strict=True))
+            raise BadInput(f"{told or parts[0].what}: in two parts, and ratios are of ways that ran in one")
     known: dict[frozenset[tuple[str, str | int]], str] = {}
     for row in (row for one in parts for row in one.rows):
         before = known.get(key := frozenset(row.labels.items()), row.verdict)
@@ -979,6 +993,21 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
     raise typer.Exit(0 if all(seen.is_accounted_for for seen in made.seeds) else 1)
 
 
+def _verdicts(runs: Sequence[Run]) -> str:
+    """Of one variant; where there are several, each with the sizes at which it came."""
+    found = dict.fromkeys(run.verdict for run in runs)
+    if len(found) == 1:
+        return runs[0].verdict
+    varying = [name for name in runs[0].shape if len({run.shape.get(name) for run in runs}) > 1]
+
+    def sizes(verdict: str) -> str:
+        mine = [run.shape for run in runs if run.verdict == verdict]
+        each = {name: sorted({shape[name] for shape in mine if name in shape}) for name in varying}
+        return ", ".join(f"{name} {' '.join(map(str, numbers))}" for name, numbers in each.items())
+
+    return "; ".join(f"{verdict} ({sizes(verdict)})" if varying else verdict for verdict in found)
+
+
 @app.command()
 def record(
     case: CaseName = None,
@@ -998,7 +1027,11 @@ def record(
     wanted = [recipe for recipe in recipes if recipe.rung in (rung or get_args(Rung))]
     steps = record.plan(wanted, below, budget_s, only_stale=only == "stale")
     if plan:
-        typer.echo("\n".join(map(str, steps)))
+        for step in steps:
+            typer.echo(str(step))
+        here = [step.seconds for step in steps if step.fits]
+        where = "" if below.is_dir() else f"; {below} is not there yet"
+        typer.echo(f"{counted(len(here), 'record')} to make here, about {sum(here) / 60:.0f} minutes{where}")
         return
     is_well = True
     for name, made in record.follow(steps, below, budget_s):
@@ -1010,7 +1043,8 @@ def record(
 @app.command()
 def report(
     files: Annotated[
-        list[Path] | None, _file("default: all of data/results", "make one with mrv2lab run --save")
+        list[Path] | None,
+        _file("or folders; default: all of data/results", "make one with mrv2lab run --save"),
     ] = None,
     output: Annotated[Path, to_write("the HTML file to write")] = Path("out/recorded.html"),
     figures: Annotated[
@@ -1021,10 +1055,12 @@ def report(
     with _progress("reading"):
         from mrv2lab import bench, report, results, tables, timed
 
-        patterns = [f"*/{rung}-[!0-9]*.json" for rung in get_args(Rung)]
-        of_target = sorted(path for pattern in patterns for path in results.DATA.glob(pattern))
-        if not (named := files or of_target):
-            raise BadInput("no results files; make one with `mrv2lab run --all --save`, or name one")
+        given = files or sorted(filter(Path.is_dir, results.DATA.glob("*")))
+        each = (sorted(path.glob("*.json")) if path.is_dir() else [path] for path in given)
+        named = [*itertools.chain(*each)]
+        if not named:
+            where = f" in {', '.join(map(str, files))}" if files else ""
+            raise BadInput(f"no results files{where}; make one with `mrv2lab run --all --save`, or name one")
         benches = [tables.checked(bench.load(path)) for path in named if path.name.startswith("bench-")]
         ways = [tables.checked(timed.load(path)) for path in named if path.name.startswith("timed-")]
         records = [results.load(path) for path in named if not path.name.startswith(("bench-", "timed-"))]

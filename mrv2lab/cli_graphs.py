@@ -68,6 +68,11 @@ Reset = Annotated[str | None, typer.Option(help="function that resets host state
 Json = Annotated[bool, typer.Option("--json", help="print the JSON document and nothing else")]
 
 
+MODES = "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"
+SUPPORT = "ALWAYS", "UNIFORM_BATCH", "UNIFORM_SINGLE_TOKEN_DECODE", "NEVER"
+"""vLLM's names, the same in 0.21.0 to 0.33.0; another one is told before a release is fetched."""
+
+
 @graph.command("show")
 def graph_show(
     step: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="a function without arguments")],
@@ -107,7 +112,7 @@ def graph_diff(
 def dispatch_vllm(
     ctx: typer.Context,
     release: Annotated[str | None, typer.Option(help="of vLLM; default: the one of the workbook")] = None,
-    cudagraph_mode: Annotated[str, typer.Option(help="as vLLM names it")] = "FULL_AND_PIECEWISE",
+    cudagraph_mode: Annotated[str, one_of("as vLLM names it", *MODES)] = "FULL_AND_PIECEWISE",
     capture_sizes: Annotated[str | None, typer.Option(help="1,2,4,8; default: vLLM's own")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="requests at once", min=1)] = 128,
     max_num_batched_tokens: Annotated[
@@ -119,7 +124,7 @@ def dispatch_vllm(
     num_adapters: Annotated[int, typer.Option(help="max_loras; 0: no LoRA", min=0)] = 0,
     specialize_active_lora: Annotated[bool, typer.Option("--specialize-active-lora", help="of LoRA")] = False,
     attention_support: Annotated[
-        str, typer.Option(help="AttentionCGSupport of the attention backend; of several, the weakest")
+        str, one_of("AttentionCGSupport of the attention backend; of several, the weakest", *SUPPORT)
     ] = "ALWAYS",
     batch: Annotated[list[str] | None, typer.Option(help="only this, REQSxTOKENS; may be repeated")] = None,
     json: Json = False,
@@ -170,6 +175,8 @@ def _described(given: str, reset: str | None, backend: str) -> "Described":
 
         if _is_step(given):
             return describe_target(given, reset=reset, backend=backend)
+        if given.endswith(".py"):
+            raise BadInput(f"{given}: name a function of it, {given}:FUNCTION")
         return Described.load(Path(given))
 
 

@@ -11,6 +11,7 @@ from mrv2lab.bench import Bench
 from mrv2lab.results import Record, Run, recorded
 from mrv2lab.tables import BenchTable, TimedTable, VerdictTable, heading, in_unit, plain_html
 from mrv2lab.timed import Timed
+from mrv2lab.upstream.releases import TARGET
 
 _SOURCE = Path(__file__).with_suffix(".html").read_text("utf-8")
 _PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_SOURCE)
@@ -25,12 +26,15 @@ def write(
 ) -> None:
     """Write the report; the file's folder is made. Runs of this process come first and are called live, then
     results files as recorded, by default those kept for the cases of `runs`; last times of growing graphs,
-    and what was timed one way and another.
+    and what was timed one way and another. A case that was run alike in several files has one section.
     """
     sections = [_section(of_case, "run here, now") for of_case in _by_case(runs)]
     own = (recorded(r[0].case, "cuda") for r in _by_case(runs))
-    kept = map(_by_case, [record.runs for record in records] or own)
-    sections += [_section(of_case, "recorded") for groups in kept for of_case in groups]
+    alike: dict[object, list[Run]] = {}
+    for of_case in (one for kept in ([record.runs for record in records] or own) for one in _by_case(kept)):
+        first, made = of_case[0], of_case[0].provenance
+        alike.setdefault((first.case, first.rung, made and (made.label, made.command)), []).extend(of_case)
+    sections += [_section(of_case, "recorded") for of_case in alike.values()]
     sections += [*map(_measured_once, benches), *map(_measured_once, ways)]
     ground, ink = (looks.DARK[looks.PALETTE[name]] for name in ("white", "black"))
     page = _PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink)
@@ -50,7 +54,8 @@ def write_figures(
     for runs in (of_case for record in records for of_case in _by_case(record.runs)):
         for name, plot in _plots(runs, is_recorded=True).items():
             case = re.sub(r"[^\w.-]", "_", runs[0].case)  # a record is no reason to write elsewhere
-            paths.append(folder / f"{case}-{runs[0].rung}-{name}.svg")
+            other = _release(runs[0]).strip().replace(TARGET, "")
+            paths.append(folder / f"{case}-{runs[0].rung}{other and f'-{other}'}-{name}.svg")
             results.write(paths[-1], plot.svg())
     return paths
 
@@ -84,12 +89,17 @@ def _section(runs: list[Run], how: str) -> dict[str, object]:
     runs = sorted(runs, key=lambda run: [*run.shape.values()])
     is_recorded, made = how == "recorded", runs[0].provenance
     return {
-        "title": f"{runs[0].case}: {how}, rung {runs[0].rung}",
+        "title": f"{runs[0].case}: {how}, rung {runs[0].rung}{_release(runs[0])}",
         "table": looks.bare(VerdictTable(runs, recorded=is_recorded)._repr_html_()),
         "measured": [looks.bare(table) for table in _measured(runs)],
         "plots": [plot.svg() for plot in _plots(runs, is_recorded).values()],
         "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}" if made else "",
     }
+
+
+def _release(run: Run) -> str:
+    """Of the engine, where one was asked."""
+    return f" {run.provenance.vllm}" if run.rung == "vllm" and run.provenance else ""
 
 
 def _drawn(kept: Bench | Timed) -> list[plots.Plot]:
@@ -102,7 +112,8 @@ def _measured_once(kept: Bench | Timed) -> dict[str, object]:
     made = kept.provenance
     table = BenchTable(kept, recorded=True) if isinstance(kept, Bench) else TimedTable(kept, recorded=True)
     return {
-        "title": f"bench {kept.what}: recorded, rung {kept.rung}",
+        "title": f"bench {kept.what}: recorded, rung {kept.rung}"
+        + (", cut off before its end" if made.seconds is None else ""),
         "table": looks.bare(table._repr_html_()),
         "plots": [plot.svg() for plot in _drawn(kept)],
         "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}",

@@ -66,10 +66,19 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings", defer_build=True)
 
 
+_WORDS = {
+    "extra_forbidden": "no such key",
+    "tuple_type": "a list is needed, like [1, 2]",
+    "dict_type": "a table of names and values is needed",
+    "model_type": "a table of names and values is needed",
+}
+"""For what pydantic tells in words of Python."""
+
+
 def first_of(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
     first = error.errors()[0]
-    told = "no such key" if first["type"] == "extra_forbidden" else first["msg"]
+    told = _WORDS.get(first["type"], first["msg"])
     return printable(f"{'.'.join(map(str, first['loc'])) or 'document'}: {told}")
 
 

@@ -104,6 +104,11 @@ def in_unit(name: str, value: float | None) -> str:
     return f"{value:.0f}" if value == round(value) or value >= 100 else f"{value:#.3g}"
 
 
+def _digits(value: float, number: int) -> str:
+    """So many digits, and all before the point: no power of ten, which `g` would write from there on."""
+    return f"{value:,.0f}" if 10**number - 0.5 <= abs(value) < 1e15 else f"{value:,.{number}g}"
+
+
 def _are_numbers(lines: Sequence[Sequence[str]]) -> list[bool]:
     """For each column, whether its cells below the heading are numbers, which belong to the right."""
     columns = (column[1:] for column in zip(*lines, strict=True))
@@ -411,8 +416,8 @@ class TimedTable(Table):
         )
         told = [[*labels, "verdict", *(f"{name} ms" for name in ms), *counts]]
         for row in rows:
-            medians = {name: f"{latency.median:.3g}" for name, latency in row.ms.items()}
-            numbers = {name: f"{number:,.4g}" for name, number in row.counts.items()}
+            medians = {name: _digits(latency.median, 3) for name, latency in row.ms.items()}
+            numbers = {name: _digits(number, 4) for name, number in row.counts.items()}
             ways = [str(row.labels.get(name, "-")) for name in labels]
             timed = [medians.get(name, "-") for name in ms]
             told.append([*ways, row.verdict, *timed, *(numbers.get(name, "-") for name in counts)])

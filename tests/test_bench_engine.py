@@ -431,8 +431,21 @@ def test_what_has_found_something_is_not_right(name):
 
 def test_no_ratio_is_of_engines_that_ran_apart(tmp_path):
     told = joined(tmp_path, part(row("eager", 1, 8.0)), part(row("piecewise", 1, 4.0)))
-    words = "8B: in two parts, and ratios are of engines that ran in one"
+    words = "model 8B: in two parts, and ratios are of ways that ran in one"
     assert told.exit_code == 2 and words in told.stderr and not (tmp_path / "all.json").exists()
+
+
+def test_modes_of_a_runner_are_timed_in_one(tmp_path):
+    """As the figure that compares them takes it: of a batch with so many adapters."""
+    labels = [{"mode": mode, "batch": batch, "adapters": 0} for mode, batch in [("full", 1), ("eager", 1)]]
+    eager, full, other = (
+        part(row("", 1, 8.0, step=1.0).model_copy(update={"labels": one}), what="runner")
+        for one in [*labels, labels[0] | {"batch": 8}]
+    )
+    told = joined(tmp_path, eager, full)
+    words = "batch 1, adapters 0: in two parts, and ratios are of ways that ran in one"
+    assert told.exit_code == 2 and words in told.stderr
+    assert joined(tmp_path, eager, other).exit_code == 0
 
 
 @pytest.mark.parametrize(("what", "way"), [("stages", "way"), ("server", "attached")])
@@ -442,7 +455,7 @@ def test_no_ratio_is_of_ways_that_ran_apart(tmp_path, what, way):
         for name, token in [("off", 8.0), ("guard", 4.0)]
     )
     told = joined(tmp_path, part(one, what=what), part(other, what=what))
-    words = f"{what}: ratios are of ways that ran in one, and these are 2"
+    words = f"{what}: in two parts, and ratios are of ways that ran in one"
     assert told.exit_code == 2 and words in told.stderr and not (tmp_path / "all.json").exists()
 
 

@@ -362,11 +362,14 @@ def test_two_commits_may_each_import_a_file_of_the_same_name(tmp_path):
             "before.json: no such file; make one with mrv2lab graph show",
         ),
         ("step.py:step", "step.py: no such file; give FILE.py:FUNCTION"),
-        ("{file}", "no captured graph: invalid JSON"),
+        ("{file}", "name a function of it, {file}:FUNCTION"),
+        ("{file}.json", "no captured graph: invalid JSON"),
         ("{file}:stop", "no function 'stop'; possible: reset, step"),
         ("{file}:reads", "reads cannot be captured: "),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(file, target, line):
+    file.with_name(f"{file.name}.json").write_text("no JSON")
+    line = line.format(file=file)
     result = invoke("diff", f"{file}:step", target.format(file=file))
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and line in result.stderr

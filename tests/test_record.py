@@ -1,6 +1,7 @@
 """Recipes, plans, and what becomes of a recipe that fails. What makes records is stood in for."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -446,13 +447,17 @@ def test_the_plan_is_printed_and_nothing_is_made(data, monkeypatch):
     monkeypatch.setattr(record, "make", None)
     told = invoke("record", "--plan", "--budget", "30s", "--only", "stale", "--data", data)
     assert told.exit_code == 0
-    assert [line.split()[0] for line in told.stdout.splitlines()] == ["make", "no", "no"]
-    assert invoke("record", "--plan", "--rung", "vllm", "--data", data).stdout.strip() == ""
+    *lines, total = told.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["make", "no", "no"]
+    assert re.fullmatch(r"1 record to make here, about \d+ minutes", total)
+    none = invoke("record", "--plan", "--rung", "vllm", "--data", data / "new").stdout
+    assert none == f"0 records to make here, about 0 minutes; {data / 'new'} is not there yet\n"
 
 
 def test_the_plan_of_one_case(data):
     told = invoke("record", "stale_view", "--plan", "--rung", "emulated", "--data", data).stdout
-    assert told.split(maxsplit=3) == ["make", "120", "s", "audit.json: not there, or cannot be read\n"]
+    line = told.splitlines()[0]
+    assert line.split(maxsplit=3) == ["make", "120", "s", "audit.json: not there, or cannot be read"]
 
 
 @pytest.mark.parametrize(("how", "status"), [("well", 0), ("differs", 1), ("crashes", 1)])

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from mrv2lab import forks, sweep
+from mrv2lab import cli, forks, sweep
 from mrv2lab.cli import app
 from mrv2lab.errors import BadInput, RecordError
 from mrv2lab.results import Record, load
@@ -60,13 +60,12 @@ def test_a_grid_is_every_combination_that_a_case_has():
     [
         ("case = [", "grid.toml: "),
         ("cases = []", "grid.toml: no grid: cases: no such key"),
-        ("case = 3", "grid.toml: no grid: case: Input should be a valid tuple"),
+        ("case = 3", r"grid.toml: no grid: case: a list is needed, like \[1, 2\]"),
         ("[shape]\nrank = ['a']", r"grid.toml: no grid: shape.rank.0: Input should be a valid integer"),
         ('case = ["stale"]', "stale_view"),
         ('variant = ["egaer"]', "eager"),
         ("[shape]\nbatch_sise = [1]", "batch_size"),
         ("[shape]\nbatch_size = [0]", "out of range"),
-        ("case = []", "nothing to run"),
     ],
 )
 def test_a_bad_grid_is_told_in_one_line(tmp_path, text, told):
@@ -74,6 +73,41 @@ def test_a_bad_grid_is_told_in_one_line(tmp_path, text, told):
     with pytest.raises(BadInput, match=told) as error:
         Grid.read(tmp_path / "grid.toml").cells()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("case = []", "grid.toml: case: names nothing; without that line all are meant"),
+        ("rung = []", "grid.toml: rung: names nothing"),
+        ("[shape]\nrank = []", "grid.toml: shape.rank: no number; without that line it is what the case has"),
+    ],
+)
+def test_an_empty_list_is_told(tmp_path, text, told):
+    (tmp_path / "grid.toml").write_text(text)
+    result = CliRunner().invoke(app, command(tmp_path / "grid.toml", tmp_path / "runs")[1:])
+    assert result.exit_code == 2 or isinstance(result.exception, BadInput)
+    assert told in result.stderr + str(result.exception)
+
+
+def test_what_was_there_is_told_and_each_size_has_its_verdict(grid, tmp_path, monkeypatch):
+    grid.write_text('case = ["stale_view"]\nvariant = ["eager"]\n[shape]\nbatch_size = [1, 2]')
+    asked, folder = command(grid, tmp_path / "runs")[1:], tmp_path / "runs"
+    assert "already" not in CliRunner().invoke(app, asked).stderr
+    again = CliRunner().invoke(app, asked)
+    assert f"2 of 2 runs lay in {folder} already" in again.stderr and "(batch" not in again.stdout
+    [small, large] = (one.kept(folder) for one in Grid.read(grid).cells())
+    runs = [small, large.model_copy(update={"verdict": "wrong"})]
+    assert cli._verdicts(runs) == f"{small.verdict} (batch_size 1); wrong (batch_size 2)"
+    page = tmp_path / "page.html"
+    told = CliRunner().invoke(app, ["report", str(folder), "--output", str(page)])
+    assert told.exit_code == 0 and page.read_text().count(": recorded, rung ") == 2  # contents, and a section
+    assert page.read_text().count("<td>eager</td>") >= 2 or page.read_text().count(">eager<") >= 2
+
+
+def test_a_folder_without_results_is_told(tmp_path):
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert f"no results files in {tmp_path}" in result.stderr + str(result.exception)
 
 
 def test_what_changes_a_result_changes_its_name(monkeypatch):
