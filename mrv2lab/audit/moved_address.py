@@ -47,7 +47,8 @@ def carried(evidence: Evidence) -> Findings:
         for _, new in (pair for pair in event.elsewhere_in(first) if pair[1].label in moved):
             name = names.into(evidence.passes.at_capture, new.address)  # what the capture has left there
             at, place, target = setter(evidence.eager, name) if name else (0, None, "")
-            if place is not None:
+            is_written = target.endswith("]") and not (name or "").endswith("]")  # into it: nothing is bound
+            if place is not None and not is_written:
                 text = "the step binds it to another tensor each time, and a replay binds nothing: "
                 text += f"{event.name} goes on reading the one of the capture"
                 yield at, Finding(KIND, target, text, place)

@@ -58,7 +58,8 @@ def state_pair(build: Build) -> States:
 
 
 def fresh_always(build: Build) -> States:
-    """Nothing is kept: every pass builds metadata of its own, when its turn comes. As vLLM since 0.26.0."""
+    """Nothing is kept: every pass builds metadata of its own, when its turn comes. As vLLM since 0.26.0 for
+    whole and for breakable graphs; compiled pieces are captured with those of their warm-up."""
     return build, build
 
 

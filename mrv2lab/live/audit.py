@@ -51,7 +51,7 @@ def attached() -> Iterator["Steps"]:
 def _watched(steps: "Steps", original: Callable[..., int]) -> Callable[..., int]:
     def capture_model(self: Any, **how: Any) -> int:
         capture = partial(original, self, **how)
-        # Such captures, of 0.30.0 and later, only measure memory, and are thrown away.
+        # Such captures, of V2 in later releases, only measure memory, and are thrown away.
         return capture() if how.get("profile_only") else steps.watch_capture(self, capture)
 
     return capture_model
@@ -165,7 +165,8 @@ class Steps:
 
     def left_out(self) -> list[str]:
         """What replays graphs and is not audited, and why."""
-        return [] if self.runner is None else [*filter(None, (one.left_out(self.runner) for one in _BESIDE))]
+        told = (one.left_out(self.runner) for one in (*_BESIDE, v2) if self.runner is not None)
+        return [*filter(None, told)]
 
     def why_none(self) -> str:
         """Why there is no report."""
@@ -184,7 +185,7 @@ class Steps:
         parts += [desc.cg_mode.name] if len(modes) > 1 else []
         parts += [f"{adapters} active adapters"] if adapters else []
         parts += [f"drafted token {desc.token}"] if isinstance(desc, drafts.Key) else []
-        parts += ["images"] if isinstance(desc, encoders.Key) else []
+        parts += ["encoder"] if isinstance(desc, encoders.Key) else []
         parts += [self.rank_name] if self.rank_name else []
         parts += [f"scenario {self.scenario}"] if self.scenario != FIRST else []
         return ", ".join(parts)

@@ -1,13 +1,14 @@
 """Graphs of an encoder of images, as audits meet them (`compilation_config.cudagraph_mm_encoder`).
 
 A manager (`v1/worker/encoder_cudagraph.py`, read in vLLM 0.23.0 to 0.33.0) has one graph for each budget of
-tokens. It makes the metadata of some images, copies that into the buffers of the smallest graph that they fit
-in, and replays. The V1 runner makes such a manager while it captures, and from 0.28.0 on V2's has one too
-(0.27.0 was not read).
+tokens. It copies the pixels of some items, images or frames, and what it has made of their sizes into the
+buffers of the smallest graph that they fit in, and replays. The V1 runner makes such a manager while it
+captures, and from 0.28.0 on V2's has one too (0.27.0 was not read).
 
-A few encoders have graphs of several paths or axes (DeepSeek-OCR, Gemma 4, MiniCPM-V), or leave in them rows
-that no image has yet (`postprocess_encoder_output`: Ernie 4.5 VL, DeepSeek-VL2, Step3-VL): how many rows of
-such a graph are real is not known here.
+A few have graphs of two paths (DeepSeek-OCR from 0.24.0, Step3-VL from 0.25.1) or of an axis (MiniCPM-V from
+0.31.0, Gemma 4 in 0.33.0). In others the graph ends before a resampler or an assembly, and its rows are
+patches or tiles, which `_get_per_item_out_tokens` does not count (`postprocess_encoder_output`: Step3-VL in
+0.23.0 and 0.24.0, Ernie 4.5 VL from 0.28.0, DeepSeek V4.1 from 0.31.0, DeepSeek-VL2 in 0.33.0).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,14 +27,14 @@ READ = {
 """Methods of a manager that an `Encoding` needs, and their local variables."""
 _GRAPH = {"graph", "input_buffers", "output_buffer"}  # attributes of what a manager keeps for each
 FORWARD, LATER = "encoder_cudagraph_forward", "postprocess_encoder_output"
-"""Methods of a model: what is captured, and what makes rows of images out of the rows of a graph."""
+"""Methods of a model: what is captured, and what may make rows of items out of the rows of a graph."""
 _PROTOCOL = "SupportsEncoderCudaGraph"
 
 
 class Key(NamedTuple):
     """What the graph of an encoder is chosen by."""
 
-    num_tokens: int  # the budget: of images, behind the encoder
+    num_tokens: int  # the budget: of items, behind the encoder
     cg_mode: Any
 
 
@@ -65,10 +66,19 @@ def _is_parted(held: dict[Any, Any]) -> bool:
     return len(paths) > 1 or any(isinstance(key, tuple) for path in paths or [held] for key in path)
 
 
+def are_captured(runner: Any) -> bool:
+    """Whether its encoder has any graph: V2 captures them in whatever mode the model is captured in."""
+    manager = _manager(runner)
+    return manager is not None and any(True for _ in _graphs(manager.budget_graphs))
+
+
 def left_out(runner: Any) -> str:
     """Which graphs of its encoder are not audited, and why; empty if all are."""
     manager = _manager(runner)
-    if manager is None or not any(True for _ in _graphs(manager.budget_graphs)):
+    asked = getattr(runner.vllm_config, "compilation_config", None)
+    if manager is None and getattr(asked, "cudagraph_mm_encoder", False):
+        return "cudagraph_mm_encoder does nothing here: this runner makes no graphs of an encoder"
+    if manager is None or not are_captured(runner):
         return ""
     why, kind = "", type(manager.model)
     if lost := _lacks(manager):
@@ -76,9 +86,9 @@ def left_out(runner: Any) -> str:
     elif getattr(runner.vllm_config.parallel_config, "tensor_parallel_size", 1) > 1:
         why = " on tensor parallel ranks"
     elif _is_parted(manager.budget_graphs):
-        why = f": {kind.__name__} has several for a budget of tokens"
+        why = f": those of {kind.__name__} are of several paths or axes"
     elif any(LATER in vars(one) for one in kind.__mro__ if one.__name__ != _PROTOCOL):
-        why = f": which of their rows are real, {kind.__name__} knows alone ({LATER})"
+        why = f": their rows are none of items yet, {kind.__name__} makes those of them ({LATER})"
     return why and f"graphs of the encoder are not audited{why}"
 
 
@@ -89,7 +99,7 @@ def anchors(runner: Any) -> list[Callable[..., Any]]:
 
 
 def watch(steps: Meeting) -> None:
-    """Have each batch of images met of which the runner is about to replay a graph."""
+    """Have each batch of items met of which the runner is about to replay a graph."""
     manager = _manager(steps.runner)
     if manager is None or left_out(steps.runner):
         return
@@ -107,10 +117,10 @@ def watch(steps: Meeting) -> None:
 
 
 class Encoding(Repeated):
-    """Some images that are about to be encoded: the buffers of their graph are filled anew for each pass.
+    """Some items that are about to be encoded: the buffers of their graph are filled anew for each pass.
 
     Args:
-        prepared: the key, the manager, and the images.
+        prepared: the key, the manager, and the items.
         replay: the call of `_run_budget_graph`.
     """
 
@@ -146,5 +156,5 @@ class Encoding(Repeated):
         return self._rows()
 
     def _rows(self) -> Any:
-        """Those of images; behind them lies what padding has come to."""
+        """Those of items; behind them lies what padding has come to."""
         return self.chosen.output_buffer[: self.num_rows]

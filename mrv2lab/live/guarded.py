@@ -34,6 +34,7 @@ class ServerGuard(Guard):
         self._series = Series({"model": worker.model_runner.model})
         self.is_serving = False
         self.asking_s = 0.0  # to ask all graphs once, of those that were asked
+        self.num: Counter[str] = Counter()  # `checks` made, and how long they took, in `us`
         self.told: set[str] = set()  # names of what has changed
 
     def _new(self, ways: dict[str, list[Way]], watches: list[Watch]) -> Checks:
@@ -141,6 +142,7 @@ class Paced(Checks):
         is_stale = bool(self._ask_all())
         if guard.mode == "warn":
             end = time.perf_counter()
+            guard.num += Counter(checks=1, us=max(1, int(1e6 * (end - begin))))
             guard.asking_s += end - begin - self._took_s
             self._took_s = end - begin
             self._next_at = end + guard.asking_s / SHARE

@@ -4,18 +4,17 @@ It has a guard and audits, and of them only what a turn asks for is in use. `sto
 more engines on that GPU, in processes of their own with nothing attached: what attaching leaves in an engine
 for good, those do not have, and how far they are apart is what processes alone differ by. In a round all
 decode the same requests, a few steps in each turn: so all ways see the same graphs, and a GPU and a host that
-are as warm and as busy. A round's time of a way is that of all its turns, for a guard looks only now and
-then; it is held against that of `off`.
+are as warm and as busy. A round's time of a way is that of all its turns; it is held against that of `off`.
 
 The other engines have a part in the first rounds, which tell how they compare, and are ended; the ways of
 this engine are timed in the rounds behind these. Between turns of theirs, and also while they waited, a check
 was seen to take more than twice as long (2026-11-28, an H100).
 
-A check of `every=1000` takes as long as many replays, and most rounds have none. So its time, by the audit's
-own clock, is taken out of the turn that it falls into, and a thousandth of the mean check is added to each
-replay. What else a check leaves behind for the steps after it vanishes in a median of rounds of which a third
-have one: it is told apart (`after`), as the mean of rounds with a check less that of those without, and a
-thousandth of it is added as well, where it is more than nothing.
+A check takes as long as some replays of a guard, or many of `every=1000`, and most rounds have none: a median
+of rounds would hide it. So its time, by its own clock, is taken out of the turn that it falls into, and the
+mean check is spread over the steps that lie between two: of `every=1000` a thousand, of a guard those that
+were made. What else a check leaves behind for the steps after it is told apart (`after`), as the mean of
+rounds with a check less that of those without, and is added as well, where it is more than nothing.
 """
 
 import json
@@ -25,11 +24,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
 from random import Random
-from statistics import fmean, median, quantiles
+from statistics import StatisticsError, correlation, fmean, median, quantiles
 from subprocess import PIPE, Popen
 from typing import Any, TextIO
 
@@ -55,7 +55,7 @@ EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it cou
 # Replays of this way: others lie between them, so that as many steps of the engine lie between two checks as
 # in a server, and more time. It is prime, so that checks come at any step of a turn.
 APART = 331
-DRAWN = 2000  # times that rounds, with their checks, are drawn again, for bounds
+DRAWN, BLOCK = 2000, 5  # times that rounds, with their checks, are drawn again, so many in a row: for bounds
 REPLAYS = 50  # of a graph alone, one behind the other
 
 
@@ -67,6 +67,7 @@ class Turns:
     ms: list[float] = field(default_factory=list)  # a token, in each round, without checks
     answers: set[tuple[int, ...]] = field(default_factory=set)  # all that there were
     checks: list[list[float]] = field(default_factory=list)  # milliseconds of each, by round
+    every: int = 0  # steps of the engine between two checks; 0: as many as there were
     graph_ms: list[float] = field(default_factory=list)  # on the device: a replay of the graph alone
 
 
@@ -145,6 +146,10 @@ class Attached:
         """How many a guard compares before a replay of the graph of so many decodes."""
         return sum(len(checks.watches) for _, checks in graph_of(self.manager, load)._guards)
 
+    def done(self, way: str) -> Counter[str]:
+        """How many `checks` a way has made, and how long they took, in `us`."""
+        return Counter({"guard": self.guard.num, "every=1000": self.audit.num}.get(way, {}))
+
     def use(self, way: str) -> None:
         """Graphs get the class that they have with this way alone, and their manager its own methods unless
         it is audited. The time in which a guard is not used does not count for it."""
@@ -198,7 +203,8 @@ def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]
         attached = Attached(llm.llm_engine.model_executor.driver_worker.worker)
     except RuntimeError as error:
         raise RuntimeError("; ".join([str(error), *log])) from None
-    turns = {(way, load): Turns() for load in LOADS for way in WAYS}
+    every = {"every=1000": EVERY}
+    turns = {(way, load): Turns(every=every.get(way, 0)) for load in LOADS for way in WAYS}
     attached.audit.every = EARLY
     for load in LOADS:
         attached.use("off")
@@ -254,7 +260,8 @@ def graph_ms(manager: Any, load: int) -> list[float]:
 
 
 def start(model: str) -> Any:
-    """vLLM's `LLM` as it is installed, but for sizes of graphs; with what the environment asks for."""
+    """vLLM's `LLM` as it is installed, but for sizes and weights (all are told in `docs/bench.md`); with what
+    the environment asks for."""
     use_spread_weights()
     llm = make_engine(
         model, "FULL_AND_PIECEWISE", LOADS, compilation_mode=3, load_format="dummy",
@@ -281,10 +288,13 @@ def take(
             if way in STOCK:  # as many steps behind it as the ways of this engine make
                 ms[way] += others[way].ask("steps", (len(OURS) - 1) * (AWAKE + STEPS))
                 continue
+            begun = attached.done(way)
             steps(llm, AWAKE, 0)
-            before = Counter(attached.audit.num)
+            before = attached.done(way)
             ms[way] += steps(llm, 0, STEPS)
-            new = Counter(attached.audit.num) - before
+            ended = attached.done(way)
+            ms[way] -= 1e-3 * (ended["us"] - before["us"])
+            new = ended - begun
             checks[way] += [1e-3 * new["us"] / (new["checks"] or 1)] * new["checks"]
     attached.use("off")
     ours = finish(llm)
@@ -294,7 +304,7 @@ def take(
             made.answers.add(told.get(way, ours))
         if number:
             made.checks.append(checks[way])
-            made.ms.append((ms[way] - sum(checks[way])) / (PARTS * STEPS))
+            made.ms.append(ms[way] / (PARTS * STEPS))
 
 
 def answer(llm: Any, load: int, attached: Attached) -> tuple[int, ...]:
@@ -335,8 +345,9 @@ def finish(llm: Any) -> tuple[int, ...]:
 
 def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Attached) -> Row:
     """A way and load. *of off* is the median, over rounds, of the ratio to `off` in the same round, and of
-    `off` to itself in the round before; 95 % of those that come of rounds drawn again, with their checks, lie
-    between `low` and `high`. What is wrong has no ratios.
+    `off` to itself in the round before; 95 % of those that come of rounds drawn again, `BLOCK` in a row, with
+    their checks, lie between `low` and `high`; `lag` is how one round's ratio goes with that of the next one
+    (-1 to 1). What is wrong has no ratios.
 
     Right is what has the logits of `off` with forced tokens, and has the answers of a round of `off` alone,
     where that gives the same ones each time; has done what was asked of it, for `FEWEST` ratios or more; and
@@ -344,28 +355,32 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     """
     ours, off, guard, audit = turns[way, load], turns["off", load], attached.guard, attached.audit
     checks, did = [one for some in ours.checks for one in some], True
-    counts: dict[str, float] = {"answers": len(ours.answers | off.answers), "error": ours.error}
+    counts: dict[str, float] = {"off ms": median(off.ms)}
+    counts |= {"answers": len(ours.answers | off.answers), "error": ours.error}
     if way == "guard":
         values = attached.values(load)
         counts |= {"values": values, "graphs": len(guard._graphs), "told": len(guard.told)}
-        did = values > 0 and not guard.told
+        did = values > 0 and bool(checks) and not guard.told
     elif way == "every=1000":
         findings = sum(sum(numbers) for numbers in audit.found.values())
         off_by, failed = audit.num["apart"], audit.num["failed"]
         counts |= {"audited": len(audit.found), "findings": findings, "apart": off_by, "given up": failed}
-        counts |= {"checks": len(checks)}
-        if checks:
-            counts |= {"check ms": fmean(checks), "longest": max(checks), "after": after(ours)}
         did = len(checks) >= FEWEST and not (findings or off_by or failed)
+    if checks:
+        counts |= {"checks": len(checks), "check ms": fmean(checks), "longest": max(checks)}
+        counts |= {} if (behind := after(ours)) is None else {"after": behind}
     # `off` has no round before its first one
     before = dict(enumerate(off.ms, start=way == "off"))
     rounds = [number for number in range(len(ours.ms)) if number in before]
     has_same = way in STOCK or len(off.answers) > 1 or ours.answers == off.answers
     is_right = did and len(rounds) >= FEWEST and has_same and ours.error <= TOLERANCE
     if is_right:
-        drawn = (Random(number).choices(rounds, k=len(rounds)) for number in range(DRAWN))
-        low, *_, high = quantiles((ratio(ours, before, some) for some in drawn), n=40)
+        again = (ratio(ours, before, drawn(rounds, Random(number))) for number in range(DRAWN))
+        low, *_, high = quantiles(again, n=40)
         counts |= {"of off": ratio(ours, before, rounds), "low": low, "high": high}
+        each = [ours.ms[number] / before[number] for number in rounds]
+        with suppress(StatisticsError):  # each is the same
+            counts["lag"] = correlation(each[:-1], each[1:])
     ms = {"token": latency([one + price(ours) for one in ours.ms])}
     return Row(
         labels={"attached": way, "requests": load},
@@ -373,6 +388,13 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
         ms=ms | ({"graph": latency(ours.graph_ms)} if ours.graph_ms else {}),
         counts=counts,
     )
+
+
+def drawn(rounds: Sequence[int], draw: Random) -> list[int]:
+    """As many rounds, `BLOCK` in a row: those that lie near each other may be alike."""
+    number = len(rounds)
+    begins = draw.choices(range(number), k=-(-number // BLOCK))
+    return [rounds[(begin + i) % number] for begin in begins for i in range(BLOCK)][:number]
 
 
 def ratio(turns: Turns, before: Mapping[int, float], rounds: Sequence[int]) -> float:
@@ -385,17 +407,20 @@ def price(turns: Turns, rounds: Sequence[int] | None = None) -> float:
     """Milliseconds that checks add to a token, by those of some rounds, or of all."""
     rounds = range(len(turns.ms)) if rounds is None else rounds
     checks = [one for number in rounds for one in turns.checks[number]]
-    return (fmean(checks) + max(0.0, after(turns, rounds))) / EVERY if checks else 0.0
+    if not checks:
+        return 0.0
+    between = turns.every or len(rounds) * PARTS * (AWAKE + STEPS) / len(checks)
+    return (fmean(checks) + max(0.0, after(turns, rounds) or 0.0)) / between
 
 
-def after(turns: Turns, rounds: Sequence[int] | None = None) -> float:
-    """Milliseconds by which rounds take longer for a check in them, beside the check's own; 0 where each of
-    them has one, or none has."""
+def after(turns: Turns, rounds: Sequence[int] | None = None) -> float | None:
+    """Milliseconds by which rounds take longer for a check in them, beside the check's own. None where each
+    of them has one, or none has: then whatever it is stays in their times."""
     rounds = range(len(turns.ms)) if rounds is None else rounds
     each = [(turns.ms[number], len(turns.checks[number])) for number in rounds]
     with_some, without = ([ms for ms, num in each if bool(num) is has] for has in (True, False))
     if not with_some or not without:
-        return 0.0
+        return None
     num_checks = sum(num for _, num in each)
     return (fmean(with_some) - fmean(without)) * PARTS * STEPS * len(with_some) / num_checks
 

@@ -32,7 +32,7 @@ from mrv2lab.audit.memory import Saved, storage_of
 from mrv2lab.audit.names import tensors_of
 from mrv2lab.audit.results import is_off
 from mrv2lab.errors import AuditError, counted
-from mrv2lab.live import patterns
+from mrv2lab.live import encoders, patterns
 from mrv2lab.live.audit import FIRST, Steps, way_of, why_not, without_places
 from mrv2lab.live.ranks import Ranks, apart
 from mrv2lab.live.v2 import Kind, Met
@@ -45,7 +45,7 @@ PIECES = (
     "vllm.compilation.cuda_graph.CUDAGraphWrapper",
     "vllm.compilation.breakable_cudagraph.BreakableCUDAGraphWrapper",
 )
-"""Hold the graphs of a step that is captured in pieces (vLLM 0.23.0 to 0.33.0)."""
+"""Hold the graphs of a step that is captured in pieces, and V1's whole ones (vLLM 0.23.0 to 0.33.0)."""
 
 
 def _end(served: "ref[Served]") -> None:
@@ -119,7 +119,7 @@ class Served(Steps):
     def begin(self) -> None:
         """From now on the worker serves."""
         try:
-            if not self.captured():
+            if not (self.captured() or encoders.are_captured(self.runner)):
                 LOG.warning("nothing is audited: %s", self.why_none())
             elif hasattr(self, "_audit"):
                 LOG.info("%s can be audited; reports: %s", counted(len(self.captured()), "key"), self.file)
@@ -140,7 +140,7 @@ class Served(Steps):
 
     def _capture_watched(self, capture_model: Callable[..., int], **how: Any) -> int:
         """Where that fails, what it has captured is forgotten, and the runner captures by itself."""
-        if how.get("profile_only"):  # of 0.30.0 on: only measures memory, and is thrown away
+        if how.get("profile_only"):  # of V2 in later releases: only measures memory, and is thrown away
             return capture_model(**how)
         owners = (self.runner, getattr(self.runner, "speculator", None) or self.runner)
         managers = [one for owner in owners for one in vars(owner).values() if hasattr(one, "run_fullgraph")]

@@ -1,9 +1,10 @@
 """Steps of the V1 model runner (`v1/worker/gpu_model_runner.py`), as audits meet them and run them again.
 
 `execute_model` sets a forward context and calls `_model_forward` in it; whether graphs are replayed there,
-and which, wrappers around the model and its pieces read from that context (`compilation/cuda_graph.py`). So
-the same call in a context whose mode is NONE is the step without graphs, and with whatever else the mode
-chooses: from 0.28.0 on a few models ask for it. Read in vLLM 0.23.0 to 0.33.0.
+and which, wrappers around the model and its pieces read from that context (`compilation/cuda_graph.py` and
+`breakable_cudagraph.py`). So the same call in a context whose mode is NONE is the step without graphs, and
+with whatever else the mode chooses: from 0.28.0 on a few layers and models ask for it, from 0.31.0 on ROCm's
+AITER all-reduce does (`distributed/device_communicators/cuda_communicator.py`). Read in 0.23.0 to 0.33.0.
 """
 
 import sys

@@ -41,8 +41,24 @@ def check(runner: Any) -> None:
     execute_model = inspect.unwrap(type(runner).execute_model)  # it is decorated
     there = {*execute_model.__code__.co_varnames}
     if lost := sorted(READ - there) or ([] if there & {*ACROSS} else [" or ".join(ACROSS)]):
-        raise AuditError(f"execute_model of this vLLM has no {', '.join(lost)}, which an audit reads")
+        kind = type(runner).__name__
+        raise AuditError(f"execute_model of this {kind} has no {', '.join(lost)}, which an audit reads")
     require_repeatable(runner)
+
+
+INNER = "capture_inner_cudagraphs"
+"""Method of a `ModelState`, from 0.32.0 at the latest: in 0.33.0 that of DeepSeek V4.1 alone does anything.
+Its graphs are replayed inside of the model, in steps without a graph too, and one of its kinds is given the
+metadata of the capture again by a replay (`models/deepseek_v41/nvidia`)."""
+
+
+def left_out(runner: Any) -> str:
+    """Which graphs inside of its model are not audited; empty if there are none."""
+    kind = type(getattr(runner, "model_state", None))
+    owner = next((one.__name__ for one in kind.__mro__ if INNER in vars(one)), "ModelState")
+    if owner == "ModelState":
+        return ""
+    return f"graphs inside of the model are not audited, and replayed in both passes: {kind.__name__}.{INNER}"
 
 
 def locals_of(method: Any) -> set[str]:
@@ -142,7 +158,8 @@ Kind = Callable[[Any, dict[str, Any], Callable[[], Any]], Met]
 class Repeated:
     """A step that is run more than once. What its model sets in attributes as it runs is put back before each
     pass and behind the last one: multimodal ones keep there what a step has used up, like the image tokens of
-    a prompt (`visual_token_mask` of `ernie45_vl.py`) or how many rows a buffer has (`qwen3_vl.py`).
+    a prompt (`visual_token_mask` of `ernie45_vl.py`) or how many rows of a buffer it has filled
+    (`qwen3_vl.py`).
     """
 
     is_padded = False
@@ -186,7 +203,8 @@ class Step(Repeated):
         self.across_dp = older if holder is None else holder.num_tokens_across_dp
 
     def prepare(self) -> None:
-        """Attention metadata that nobody has used, as `execute_model` makes it for every step."""
+        """Attention metadata that nobody has used, as `execute_model` makes it for every step; but for what
+        `left_out` tells of."""
         self.put_back()
         runner = self.runner
         self.metadata = runner.model_state.prepare_attn(
@@ -200,14 +218,15 @@ class Step(Repeated):
             return self._rows(self.replay())
 
     def eager(self) -> Any:
-        """The same step with no graph."""
+        """The same step without the graph of its key."""
         from vllm.config import CUDAGraphMode
 
         with self._context(CUDAGraphMode.NONE):
             return self._rows(self.runner.model(**self.inputs))
 
     def _context(self, mode: Any) -> AbstractContextManager[Any]:
-        """The forward context that `execute_model` sets for a step."""
+        """The forward context that `execute_model` sets for pieces and eager steps; around a whole graph vLLM
+        sets none."""
         from vllm.forward_context import BatchDescriptor, set_forward_context
 
         num_tokens = self.batch.num_tokens_after_padding

@@ -1,8 +1,8 @@
 """Audits the encoder of a small Qwen2.5-VL: `python -m tests.live.encoder_bound sound|short MODEL`.
 
-`max_seqlen` of its attention is a number of the host, which a graph keeps. vLLM captures with the longest
-sequence that fits a budget (0.23.0, `qwen2_5_vl.py`, `prepare_encoder_cudagraph_capture_inputs`); *short* is
-captured with what the dummy images have. Prints what was found, as JSON.
+`max_seqlen_full`, that of full attention, is a number of the host, which a graph keeps. vLLM captures with
+the longest sequence that fits a budget (0.23.0, `qwen2_5_vl.py`, `prepare_encoder_cudagraph_capture_inputs`);
+*short* is captured with what one dummy image has. Prints what was found, as JSON.
 """
 
 import json

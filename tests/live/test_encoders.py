@@ -13,11 +13,11 @@ import torch
 
 from mrv2lab.audit import AuditReport
 from mrv2lab.graphs import CapturedGraph, capture
-from mrv2lab.live import encoders
+from mrv2lab.live import encoders, v2
 from mrv2lab.live.audit import Steps
 from mrv2lab.live.rung import ENVIRONMENT
 from tests.live.qwen_vl import make_qwen_vl
-from tests.live.test_v1 import FULL, NONE, Model, Runner, vllm  # noqa: F401 - a fixture
+from tests.live.test_v1 import FULL, NONE, Model, Runner, serving, vllm  # noqa: F401 - a fixture
 
 
 @dataclass
@@ -126,7 +126,7 @@ def test_each_budget_is_audited_once_and_its_answer_is_that_of_the_replay(nested
     assert [key for _, key in steps.reports] == [(8, FULL), (4, FULL)]
     assert [report.findings for report in steps.reports.values()] == [(), ()]
     first = next(iter(steps.reports.values()))
-    assert first.step == "Seeing, 8 tokens, images, scenario images" and first.num_nodes > 5
+    assert first.step == "Seeing, 8 tokens, encoder, scenario images" and first.num_nodes > 5
     assert runner.encoder_cudagraph_manager.graph_hits == 3  # what an audit replays counts for nobody
     assert steps.left_out() == []
 
@@ -160,12 +160,61 @@ def test_what_is_not_audited_is_told(monkeypatch):
     assert steps.left_out() == [f"{NOT}: Manager has no _get_per_item_out_tokens"]
     runner.encoder_cudagraph_manager = None
     assert steps.left_out() == []
+    runner.vllm_config.compilation_config = SimpleNamespace(cudagraph_mm_encoder=True)
+    told = "cudagraph_mm_encoder does nothing here: this runner makes no graphs of an encoder"
+    assert steps.left_out() == [told]
+
+
+def test_a_server_whose_encoder_alone_has_graphs_is_audited(caplog):
+    runner = Seer()
+    runner.cudagraph_dispatcher.get_capture_descs = lambda: []
+    served = serving(runner)
+    runner.encode(*IMAGES)
+    assert [*served.found.values()] == [[0]] and "nothing is audited" not in caplog.text
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_each_row_of_each_image_counts(at):
+    """Wrong in the first row of the first image, and in the first one of the second."""
+    runner, steps = watched(kind=Marked)
+    runner.get_model().at = at
+    runner.encode(*IMAGES)
+    [report] = steps.reports.values()
+    assert report.findings and report.findings[0].subject == "self.at"
+
+
+class Marked(Seeing):
+    """Adds to one row."""
+
+    at = 1
+
+    def encoder_cudagraph_forward(self, values):
+        made = super().encoder_cudagraph_forward(values)
+        made[self.at] += 9.0
+        return made
+
+
+def test_graphs_inside_of_a_model_are_told():
+    class ModelState:
+        def capture_inner_cudagraphs(self):
+            pass
+
+    class Decoding(ModelState):
+        def capture_inner_cudagraphs(self):
+            pass
+
+    states = {
+        kind.__name__: v2.left_out(SimpleNamespace(model_state=kind())) for kind in (ModelState, Decoding)
+    }
+    told = "graphs inside of the model are not audited, and replayed in both passes"
+    assert states == {"ModelState": "", "Decoding": f"{told}: Decoding.capture_inner_cudagraphs"}
+    assert v2.left_out(SimpleNamespace()) == ""
 
 
 def test_rows_that_a_model_alone_knows_are_left_alone():
     runner, steps = watched(kind=Merging)
     runner.encode(*IMAGES)
-    why = "which of their rows are real, Merging knows alone (postprocess_encoder_output)"
+    why = "their rows are none of items yet, Merging makes those of them (postprocess_encoder_output)"
     assert steps.left_out() == [f"{NOT}: {why}"] and not steps.reports
 
 
@@ -182,7 +231,7 @@ def test_parts_of_an_encoder_are_left_alone(key):
     steps.watch_capture(runner, capture_model)
     steps.scenario = "images"
     runner.encode(*IMAGES)
-    assert steps.left_out() == [f"{NOT}: Seeing has several for a budget of tokens"] and not steps.reports
+    assert steps.left_out() == [f"{NOT}: those of Seeing are of several paths or axes"] and not steps.reports
 
 
 @pytest.mark.parametrize("name", ["graph", "input_buffers", "output_buffer"])
@@ -247,7 +296,7 @@ def test_vllms_own_encoder(tmp_path, program):
     folder = make_qwen_vl(tmp_path / "model")
     command = [sys.executable, "-m", "tests.live.encoder_bound", program, str(folder)]
     told = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
-    reports = [AuditReport.of(report) for report in told["reports"] if "images," in report["step"]]
+    reports = [AuditReport.of(report) for report in told["reports"] if "encoder," in report["step"]]
     assert len(reports) > 1 and told["left_out"] == []
     found = [finding for report in reports for finding in report.findings]
     if program == "sound":

@@ -401,6 +401,41 @@ def test_what_an_audit_keeps_is_not_looked_through_again(monkeypatch):
     assert frozen == ["all"]  # behind the audit of its key, and behind no check
 
 
+class Noted:
+    """A step that notes what is done with it."""
+
+    desc = "a key"
+
+    def __init__(self, right):
+        self.done, self.right = [], right
+
+    def prepare(self):
+        self.done.append("prepare")
+
+    def run(self):
+        self.done.append("run")
+        return [torch.ones(2), torch.ones(2)]
+
+    def eager(self):
+        self.done.append("eager")
+        return [torch.ones(2), torch.full((2,), self.right)]
+
+    def put_back(self):
+        self.done.append("put back")
+
+
+def test_a_check_prepares_for_each_pass_and_asks_for_each_result(monkeypatch):
+    _, served = serving(every=2)
+    now = iter([1.0, 1.03, 2.0, 2.01])
+    monkeypatch.setattr(plugin.time, "perf_counter", lambda: next(now))
+    served.changed[Noted.desc], served.found[Noted.desc] = [], [1]  # which is not audited once more
+    for right, apart in ((1.0, 0), (3.0, 1)):
+        served._check(step := Noted(right))
+        assert step.done == ["prepare", "run", "prepare", "eager", "put back"]
+        assert served.num["apart"] == apart
+    assert served.num["checks"] == 2 and served.num["us"] == pytest.approx(40_000, abs=2)
+
+
 def test_dummy_steps_are_not_audited():
     runner, served = serving()
     runner.execute_model([1.0, 2.0], dummy_run=True)
@@ -583,7 +618,7 @@ def test_a_release_whose_steps_cannot_be_read_is_not_audited(caplog):
 
     made = worker()
     made.model_runner = Other()
-    with pytest.raises(AuditError, match="this vLLM has no num_tokens_across_dp or dp_sync or dp_sync_state"):
+    with pytest.raises(AuditError, match="this Other has no num_tokens_across_dp or dp_sync"):
         plugin.Served.of(made, 0)
 
 
