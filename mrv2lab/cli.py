@@ -37,12 +37,13 @@ from typer.core import TyperCommand, TyperGroup
 from mrv2lab import catalogue, cli_graphs, cli_hunt
 from mrv2lab.catalogue import Rung
 from mrv2lab.cli_graphs import PLAIN, Backend, Json, Reset, SaveTo, err, one_of, out, print_table, to_write
-from mrv2lab.errors import BadInput, choose, counted, file_and_function, printable
+from mrv2lab.errors import BadInput, RecordError, choose, counted, file_and_function, printable
 
 if TYPE_CHECKING:
     from mrv2lab.bench import What
     from mrv2lab.live.rung import Options
     from mrv2lab.results import Document, Provenance, Record, Run
+    from mrv2lab.sweep import Cell
     from mrv2lab.timed import Row, Timed
 
 
@@ -341,14 +342,9 @@ def run_sweep(
         raise BadInput(f"--shard takes i/n with i from 1 to n, not {shard}")
     with _progress("starting") as progress:
         from mrv2lab.results import check_place
-        from mrv2lab.sweep import Grid, sweep
+        from mrv2lab.sweep import sweep
 
-        asked = Grid.read(grid)
-        if none := [name for name in sorted(asked.model_fields_set) if not getattr(asked, name)]:
-            raise BadInput(f"{grid}: {none[0]}: names nothing; without that line all are meant")
-        if none := [name for name, sizes in asked.shape.items() if not sizes]:
-            raise BadInput(f"{grid}: shape.{none[0]}: no number; without that line it is what the case has")
-        cells = asked.cells()[int(found[1]) - 1 :: int(found[2])]
+        cells = _cells(grid)[int(found[1]) - 1 :: int(found[2])]
         if not cells:
             raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
         if not all((to / cell.file).exists() for cell in cells):  # what is done may be where nobody writes
@@ -379,6 +375,7 @@ def run_sweep(
             mine = list(group_)
             table.add_row(*key, str(len(mine)), str(sum(run.as_expected for run in mine)), _verdicts(mine))
         out.print(table)
+        err.print(f"each run with its shape and error: mrv2lab report {to}", soft_wrap=True, highlight=False)
     if len(runs) < len(told):
         raise typer.Exit(1)
     _deliver(runs, json, None, None)
@@ -993,6 +990,25 @@ def _survey(rung: str, seeds: int, save: Path | None) -> None:
     raise typer.Exit(0 if all(seen.is_accounted_for for seen in made.seeds) else 1)
 
 
+def _cells(grid: Path) -> list[Cell]:
+    """What a grid asks for. BadInput: it cannot be read, names nothing, or what is not there; and where."""
+    from mrv2lab.sweep import Grid
+
+    try:
+        asked = Grid.read(grid)
+    except BadInput as error:
+        known = "; possible: case, variant, rung, and what belongs below [shape]"
+        raise BadInput(f"{error}{known if 'no such key' in str(error) else ''}") from error
+    if none := [name for name in sorted(asked.model_fields_set) if not getattr(asked, name)]:
+        raise BadInput(f"{grid}: {none[0]}: names nothing; without that line all are meant")
+    if none := [name for name, sizes in asked.shape.items() if not sizes]:
+        raise BadInput(f"{grid}: shape.{none[0]}: no number; without that line it is what the case has")
+    try:
+        return asked.cells()
+    except BadInput as error:
+        raise BadInput(f"{grid}: {error}") from error
+
+
 def _verdicts(runs: Sequence[Run]) -> str:
     """Of one variant; where there are several, each with the sizes at which it came."""
     found = dict.fromkeys(run.verdict for run in runs)
@@ -1015,7 +1031,9 @@ def record(
     plan: Annotated[bool, typer.Option("--plan", help="print what would be made, and exit")] = False,
     rung: Annotated[list[str] | None, one_of("only this; may be repeated", *get_args(Rung))] = None,
     only: Annotated[str, one_of("all, or stale: those that other code made", "all", "stale")] = "all",
-    data: Annotated[Path | None, typer.Option(help="folder of the records; default: data")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="folder to write to; what it lacks is judged by data of the clone")
+    ] = None,
 ) -> None:
     """Make records again, stale ones first: all, or one case alone."""
     _checked_cases(case, case is None)
@@ -1063,7 +1081,16 @@ def report(
             raise BadInput(f"no results files{where}; make one with `mrv2lab run --all --save`, or name one")
         benches = [tables.checked(bench.load(path)) for path in named if path.name.startswith("bench-")]
         ways = [tables.checked(timed.load(path)) for path in named if path.name.startswith("timed-")]
-        records = [results.load(path) for path in named if not path.name.startswith(("bench-", "timed-"))]
+        records: list[Record] = []
+        for path in (path for path in named if not path.name.startswith(("bench-", "timed-"))):
+            try:
+                records.append(results.load(path))
+            except RecordError as error:
+                if files and path in files:
+                    raise
+                err.print(f"left out: {error}", soft_wrap=True, highlight=False, markup=False)
+        if not (records or benches or ways):
+            raise BadInput("none of these files holds results")
         report.write(output, [], records, benches, ways)
         paths = [output, *(report.write_figures(figures, records, benches, ways) if figures else [])]
     for path in paths:

@@ -83,10 +83,15 @@ def graph_show(
 ) -> None:
     """Capture a step, and list the nodes of its graph."""
     file_and_function(step)  # before torch is loaded
+    if save is not None and save.is_file():
+        from mrv2lab.described import Described
+
+        Described.load(save)  # nothing else gives way to a graph
     found = _described(step, reset, backend)
     typer.echo(found.to_json(), nl=False) if json else _print(found)
     if save is not None:
         found.save(save)
+        err.print(f"wrote {save}", soft_wrap=True, highlight=False, markup=False)
 
 
 @graph.command("diff")
@@ -133,9 +138,11 @@ def dispatch_vllm(
 
     Without --batch: every decode with all drafts, and a prefill beside another request.
     """
-    from mrv2lab.upstream.releases import TARGET
+    from mrv2lab.upstream.releases import RELEASES, TARGET
 
     release = release or TARGET
+    if re.fullmatch(r"\d+(\.\d+)*", release) and _number(release) < _number(RELEASES[0]):
+        raise BadInput(f"vllm {release} cannot be asked; possible: {RELEASES[0]} or later")
     sizes = _numbers(capture_sizes, "1,2,4", r"\d{1,18}(,\d{1,18})*") if capture_sizes else None
     shapes = [
         _numbers(one, "4x12: requests, and tokens of all together", r"\d{1,18}x\d{1,18}")
@@ -154,6 +161,10 @@ def dispatch_vllm(
         )  # fmt: skip
         answer = ask(release, question)
     typer.echo(answer.to_json(), nl=False) if json else _print(DispatchTable(answer))
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
 
 
 def _numbers(given: str, like: str, form: str) -> tuple[int, ...]:

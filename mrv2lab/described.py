@@ -76,7 +76,7 @@ class Described(Table, results.Kept):
     @classmethod
     def load(cls, path: Path) -> "Described":
         """A kept one. RecordError: there is none at this path."""
-        remedy = f"make one with mrv2lab graph show FILE.py:FUNCTION --save {path}"
+        remedy = "make one with mrv2lab graph show FILE.py:FUNCTION --save GRAPH.json"
         return cls.read(path, "captured graph", remedy)
 
 

@@ -76,6 +76,8 @@ def file_and_function(target: str) -> tuple[Path, str]:
         module, _, function = target.rpartition(".")
         if not (known or Path(target).exists()) and Path(f"{module}.py").is_file():  # as Python imports it
             known = [f"{module}.py:{function}"]
+        if (words := target.split()) and len(words) == 2 and Path(words[0]).is_file():
+            known = [":".join(words)]
         possible = ", ".join(known or ["FILE.py:FUNCTION"])
         raise BadInput(f"{target!r} names no function; possible: {possible}")
     if not Path(file).is_file():

@@ -1,7 +1,7 @@
 """Verdicts and plots as one HTML file that needs no network."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jinja2 import Environment
@@ -30,11 +30,7 @@ def write(
     """
     sections = [_section(of_case, "run here, now") for of_case in _by_case(runs)]
     own = (recorded(r[0].case, "cuda") for r in _by_case(runs))
-    alike: dict[object, list[Run]] = {}
-    for of_case in (one for kept in ([record.runs for record in records] or own) for one in _by_case(kept)):
-        first, made = of_case[0], of_case[0].provenance
-        alike.setdefault((first.case, first.rung, made and (made.label, made.command)), []).extend(of_case)
-    sections += [_section(of_case, "recorded") for of_case in alike.values()]
+    sections += [_section(of_case, "recorded") for of_case in _alike([r.runs for r in records] or own)]
     sections += [*map(_measured_once, benches), *map(_measured_once, ways)]
     ground, ink = (looks.DARK[looks.PALETTE[name]] for name in ("white", "black"))
     page = _PAGE.render(sections=sections, stylesheet=looks.stylesheet(), ground=ground, ink=ink)
@@ -51,7 +47,7 @@ def write_figures(
         for plot in _drawn(kept):
             paths.append(folder / f"{kind}-{kept.what}-{kept.rung}.svg")
             results.write(paths[-1], plot.svg())
-    for runs in (of_case for record in records for of_case in _by_case(record.runs)):
+    for runs in _alike([record.runs for record in records]):
         for name, plot in _plots(runs, is_recorded=True).items():
             case = re.sub(r"[^\w.-]", "_", runs[0].case)  # a record is no reason to write elsewhere
             other = _release(runs[0]).strip().replace(TARGET, "")
@@ -71,6 +67,23 @@ def _plots(runs: Sequence[Run], is_recorded: bool) -> dict[str, plots.Plot]:
 
 def _by_case(runs: Sequence[Run]) -> list[list[Run]]:
     return [[r for r in runs if r.case == name] for name in dict.fromkeys(r.case for r in runs)]
+
+
+def _alike(kept: Iterable[Sequence[Run]]) -> list[list[Run]]:
+    """Runs of a case that were made alike, in one file or in several."""
+    found: dict[object, list[Run]] = {}
+    for of_case in (one for runs in kept for one in _by_case(runs)):
+        made = of_case[0].provenance
+        key = of_case[0].case, of_case[0].rung, made and (made.label, made.command)
+        found.setdefault(key, []).extend(of_case)
+    return [sorted(runs, key=lambda run: [*run.shape.values()]) for runs in found.values()]
+
+
+def _of_first(runs: Sequence[Run]) -> str:
+    """The shape of the first, where there are several."""
+    shape = runs[0].shape
+    told = ", ".join(f"{heading(name)} {value}" for name, value in shape.items())
+    return f"errors: {told}" if any(run.shape != shape for run in runs) else ""
 
 
 def _measured(runs: Sequence[Run]) -> Iterator[str]:
@@ -93,6 +106,7 @@ def _section(runs: list[Run], how: str) -> dict[str, object]:
         "table": looks.bare(VerdictTable(runs, recorded=is_recorded)._repr_html_()),
         "measured": [looks.bare(table) for table in _measured(runs)],
         "plots": [plot.svg() for plot in _plots(runs, is_recorded).values()],
+        "caption": _of_first(runs),
         "provenance": f"{made.label}. Command: {made.command}. Commit: {made.commit}" if made else "",
     }
 

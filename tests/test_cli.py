@@ -405,6 +405,8 @@ def test_a_place_that_cannot_be_made_is_told_before_torch_is_loaded(words, place
         ("live --executor foo", "unknown --executor 'foo'; possible: mp, ray"),
         ("live --release foo", "'foo' is no version of vLLM"),
         ("history --all --release foo", "'foo' is no version of vLLM"),
+        ("dispatch vllm --release 0.17.0", "vllm 0.17.0 cannot be asked; possible: 0.18.1 or later"),
+        ("dispatch vllm --cudagraph-mode FULLL", "unknown --cudagraph-mode 'FULLL'"),
         ("record --budget soon", "--budget soon: possible: a number and s, m or h"),
         ("record --rung foo", "unknown --rung 'foo'"),
         ("sweep {file} --to {folder} --on foo", "unknown --on 'foo'; possible: here, ray, slurm"),

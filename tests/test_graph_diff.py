@@ -373,3 +373,16 @@ def test_bad_input_is_one_line_and_status_2(file, target, line):
     line = line.format(file=file)
     result = invoke("diff", f"{file}:step", target.format(file=file))
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and line in result.stderr
+
+
+def test_a_graph_takes_the_place_of_a_graph_alone(file):
+    kept = file.with_name("kept.json")
+    kept.write_text("[shape]")
+    told = invoke("show", f"{file}:step", "--save", kept)
+    assert (
+        told.exit_code == 2 and kept.read_text() == "[shape]" and str(kept) not in told.stderr.split(";")[1]
+    )
+    kept.unlink()
+    for _ in range(2):
+        told = invoke("show", f"{file}:step", "--save", kept)
+        assert told.exit_code == 0 and f"wrote {kept}" in told.stderr

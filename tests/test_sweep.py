@@ -81,9 +81,11 @@ def test_a_bad_grid_is_told_in_one_line(tmp_path, text, told):
         ("case = []", "grid.toml: case: names nothing; without that line all are meant"),
         ("rung = []", "grid.toml: rung: names nothing"),
         ("[shape]\nrank = []", "grid.toml: shape.rank: no number; without that line it is what the case has"),
+        ("cases = [1]", "cases: no such key; possible: case, variant, rung, and what belongs below [shape]"),
+        ("[shape]\nbatch_size = [16]", "grid.toml: batch_size=16 is out of range"),
     ],
 )
-def test_an_empty_list_is_told(tmp_path, text, told):
+def test_what_is_wrong_with_a_grid_is_told_with_its_name(tmp_path, text, told):
     (tmp_path / "grid.toml").write_text(text)
     result = CliRunner().invoke(app, command(tmp_path / "grid.toml", tmp_path / "runs")[1:])
     assert result.exit_code == 2 or isinstance(result.exception, BadInput)
@@ -99,10 +101,18 @@ def test_what_was_there_is_told_and_each_size_has_its_verdict(grid, tmp_path, mo
     [small, large] = (one.kept(folder) for one in Grid.read(grid).cells())
     runs = [small, large.model_copy(update={"verdict": "wrong"})]
     assert cli._verdicts(runs) == f"{small.verdict} (batch_size 1); wrong (batch_size 2)"
-    page = tmp_path / "page.html"
-    told = CliRunner().invoke(app, ["report", str(folder), "--output", str(page)])
-    assert told.exit_code == 0 and page.read_text().count(": recorded, rung ") == 2  # contents, and a section
-    assert page.read_text().count("<td>eager</td>") >= 2 or page.read_text().count(">eager<") >= 2
+    assert f"mrv2lab report {folder}" in again.stderr
+    page, figures = tmp_path / "page.html", tmp_path / "figures"
+    (folder / "mine.json").write_text("{}")
+    told = CliRunner().invoke(
+        app, ["report", str(folder), "--output", str(page), "--figures", str(figures)], env={"COLUMNS": "300"}
+    )
+    assert told.exit_code == 0 and f"left out: {folder}/mine.json: no results file" in told.stderr
+    assert page.read_text().count(": recorded, rung ") == 2  # contents, and a section
+    assert page.read_text().count("<figcaption>errors: batch size 1") == 1
+    assert len(list(figures.iterdir())) == told.stderr.count(f"wrote {figures}") == 1
+    alone = CliRunner().invoke(app, ["report", str(folder / "mine.json"), "--output", str(page)])
+    assert alone.exit_code == 2 or isinstance(alone.exception, RecordError)
 
 
 def test_a_folder_without_results_is_told(tmp_path):
