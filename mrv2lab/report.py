@@ -76,7 +76,7 @@ def _alike(kept: Iterable[Sequence[Run]]) -> list[list[Run]]:
         made = of_case[0].provenance
         key = of_case[0].case, of_case[0].rung, made and (made.label, made.command)
         found.setdefault(key, []).extend(of_case)
-    return [sorted(runs, key=lambda run: [*run.shape.values()]) for runs in found.values()]
+    return [*found.values()]
 
 
 def _of_first(runs: Sequence[Run]) -> str:
