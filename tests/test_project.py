@@ -276,7 +276,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "cli_graphs": {"described", "dispatch", "graph_diff", "upstream", "results", "errors"},
-    "report": {"bench", "timed", "plots", "tables", "looks", "results", "errors"},
+    "report": {"bench", "timed", "plots", "tables", "looks", "results", "upstream", "errors"},
     "record": {"forks", "locks", "prose", "cases", "live", "results", "errors"},
     "doctor": {"__init__", "prose", "upstream", "results"},
     "cases": {
