@@ -115,6 +115,22 @@ def test_what_was_there_is_told_and_each_size_has_its_verdict(grid, tmp_path, mo
     assert alone.exit_code == 2 or isinstance(alone.exception, RecordError)
 
 
+def test_cells_of_an_engine_need_its_gpu_and_hang_on_its_version(monkeypatch):
+    cell = {"case": "stale_view", "variant": "eager", "shape": {}}
+    assert [Cell(rung=rung, **cell).uses_gpu for rung in ("vllm", "cuda", "source", "emulated")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    before, ask = Cell(rung="vllm", **cell).file, sweep.version_or_none
+    for package in ("torch", "triton", "vllm"):
+        monkeypatch.setattr(
+            sweep, "version_or_none", lambda name, p=package: "9.9" if name == p else ask(name)
+        )
+        assert Cell(rung="vllm", **cell).file != before
+
+
 def test_a_folder_without_results_is_told(tmp_path):
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert f"no results files in {tmp_path}" in result.stderr + str(result.exception)

@@ -57,7 +57,7 @@ class Manager:
     def __init__(self, model, budgets=(4, 8), nested=False):
         self.model, self.budgets, self.nested = model, budgets, nested
         self.budget_graphs: dict[Any, Any] = {}
-        self.graph_hits = 0
+        self.graph_hits, self.paths = 0, []
 
     def capture(self):
         held = self.budget_graphs.setdefault("default", {}) if self.nested else self.budget_graphs
@@ -73,7 +73,8 @@ class Manager:
     def _get_per_item_out_tokens(self, mm_kwargs):
         return [len(image) for image in mm_kwargs["images"]]
 
-    def _run_budget_graph(self, mm_kwargs, token_budget):
+    def _run_budget_graph(self, mm_kwargs, token_budget, path="default"):
+        self.paths.append(path)
         held = self.budget_graphs["default"] if self.nested else self.budget_graphs
         graph_meta = held[token_budget]
         for name, value in self.model.prepare(mm_kwargs["images"]).items():
@@ -129,6 +130,13 @@ def test_each_budget_is_audited_once_and_its_answer_is_that_of_the_replay(nested
     assert first.step == "Seeing, 8 tokens, encoder, scenario images" and first.num_nodes > 5
     assert runner.encoder_cudagraph_manager.graph_hits == 3  # what an audit replays counts for nobody
     assert steps.left_out() == []
+
+
+def test_what_a_warm_up_encodes_is_not_audited_and_gets_what_it_was_given():
+    runner, steps = watched(nested=True)
+    steps.scenario, manager = None, runner.encoder_cudagraph_manager
+    manager._run_budget_graph({"images": IMAGES}, 8, path="given")
+    assert not steps.tried and manager.paths == ["given"]
 
 
 def test_what_froze_in_its_graph_is_named():
