@@ -47,9 +47,9 @@ def check(runner: Any) -> None:
 
 
 INNER = "capture_inner_cudagraphs"
-"""Method of a `ModelState`, from 0.32.0 at the latest: in 0.33.0 that of DeepSeek V4.1 alone does anything.
-Its graphs are replayed inside of the model, in steps without a graph too, and one of its kinds is given the
-metadata of the capture again by a replay (`models/deepseek_v41/nvidia`)."""
+"""Method of a `ModelState`, from 0.32.0 on (0.31.0 has none): in 0.32.0 and 0.33.0 those of DeepSeek V4.1 on
+NVIDIA alone do anything. Its decoder has graphs inside of the model; in 0.33.0 specialized decode has graphs
+that build metadata, which `prepare_attn` replays before the model (`models/deepseek_v41/nvidia`)."""
 
 
 def left_out(runner: Any) -> str:
