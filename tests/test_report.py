@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mrv2lab import report, results
+from mrv2lab import report, results, timed
 from mrv2lab.results import Latency, Record, Run
 
 RUN = Run(case="c", variant="v", role="fixed", rung="cuda", verdict="correct", expected="correct",
@@ -37,3 +37,45 @@ def test_any_record_that_is_read_is_drawn(fields, tmp_path):
 def test_a_number_without_end_is_told_as_that():
     told = [report.in_unit("x", value) for value in (math.inf, -math.inf, math.nan, 1e300, 12.0)]
     assert told == ["inf", "-inf", "nan", "1e+300", "12"]
+
+
+HERE = RUN.model_copy(update={"rung": "emulated"})
+
+
+def page_of(tmp_path, *records):
+    report.write(tmp_path / "page.html", [], records)
+    return (tmp_path / "page.html").read_text()
+
+
+def test_only_runs_that_were_made_alike_share_a_section(tmp_path):
+    made = results.provenance(0, uses_gpu=False)
+    records = [
+        Record(provenance=by, runs=[HERE.model_copy(update={"provenance": by, "shape": {"batch_size": size}})])
+        for size, by in enumerate([made, made, made.model_copy(update={"command": "another"})], 1)
+    ]
+    page = page_of(tmp_path, *records)
+    assert page.count(": recorded, rung ") == 2 * 2 and page.count("<figcaption>errors: batch size 1") == 1
+    assert len(report.write_figures(tmp_path / "figures", records)) == 2
+
+
+def test_nothing_is_drawn_of_what_was_not_timed(tmp_path):
+    made = results.provenance(0, uses_gpu=False)
+    runs = [HERE.model_copy(update={"provenance": made}), HERE.model_copy(update={"provenance": made, **TIMED})]
+    assert [*report._plots(runs[:1], is_recorded=True)] == ["errors"]
+    assert [*report._plots(runs, is_recorded=True)] == ["errors", "latency"]
+
+
+def test_no_record_is_a_reason_to_write_elsewhere(tmp_path):
+    made = results.provenance(0, uses_gpu=False)
+    run = HERE.model_copy(update={"case": "../../elsewhere", "provenance": made})
+    [path] = report.write_figures(tmp_path / "a" / "figures", [Record(provenance=made, runs=[run])])
+    assert path.parent == tmp_path / "a" / "figures" and path.is_file()
+
+
+@pytest.mark.parametrize("seconds", [None, 3.0])
+def test_what_was_cut_off_is_told(tmp_path, seconds):
+    made = results.provenance(0, uses_gpu=False).model_copy(update={"seconds": seconds})
+    row = timed.Row(labels={"nodes": 1}, verdict="correct", ms={"off": timed.latency([1.0])})
+    kept = timed.Timed(provenance=made, what="guard", rung="emulated", rows=[row])
+    report.write(tmp_path / "page.html", [], [], ways=[kept])
+    assert ("cut off before its end" in (tmp_path / "page.html").read_text()) is (seconds is None)
