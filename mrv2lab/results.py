@@ -68,7 +68,7 @@ class Strict(BaseModel):
 
 _WORDS = {
     "extra_forbidden": "no such key",
-    "tuple_type": "a list is needed, like [1, 2]",
+    "tuple_type": 'a list is needed, like ["name"] or [1, 2]',
     "dict_type": "a table of names and values is needed",
     "model_type": "a table of names and values is needed",
 }

@@ -50,7 +50,9 @@ def page_of(tmp_path, *records):
 def test_only_runs_that_were_made_alike_share_a_section(tmp_path):
     made = results.provenance(0, uses_gpu=False)
     records = [
-        Record(provenance=by, runs=[HERE.model_copy(update={"provenance": by, "shape": {"batch_size": size}})])
+        Record(
+            provenance=by, runs=[HERE.model_copy(update={"provenance": by, "shape": {"batch_size": size}})]
+        )
         for size, by in enumerate([made, made, made.model_copy(update={"command": "another"})], 1)
     ]
     page = page_of(tmp_path, *records)
@@ -60,7 +62,10 @@ def test_only_runs_that_were_made_alike_share_a_section(tmp_path):
 
 def test_nothing_is_drawn_of_what_was_not_timed(tmp_path):
     made = results.provenance(0, uses_gpu=False)
-    runs = [HERE.model_copy(update={"provenance": made}), HERE.model_copy(update={"provenance": made, **TIMED})]
+    runs = [
+        HERE.model_copy(update={"provenance": made}),
+        HERE.model_copy(update={"provenance": made, **TIMED}),
+    ]
     assert [*report._plots(runs[:1], is_recorded=True)] == ["errors"]
     assert [*report._plots(runs, is_recorded=True)] == ["errors", "latency"]
 
