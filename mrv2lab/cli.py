@@ -1094,7 +1094,7 @@ def report(
         report.write(output, [], records, benches, ways)
         paths = [output, *(report.write_figures(figures, records, benches, ways) if figures else [])]
     for path in paths:
-        err.print(f"wrote {path}")
+        err.print(f"wrote {path}", soft_wrap=True, highlight=False, markup=False)
 
 
 # ---- what they share ----
