@@ -49,9 +49,10 @@ def write_figures(
             results.write(paths[-1], plot.svg())
     for runs in _alike([record.runs for record in records]):
         for name, plot in _plots(runs, is_recorded=True).items():
-            case = re.sub(r"[^\w.-]", "_", runs[0].case)  # a record is no reason to write elsewhere
-            other = _release(runs[0]).strip().replace(TARGET, "")
-            paths.append(folder / f"{case}-{runs[0].rung}{other and f'-{other}'}-{name}.svg")
+            first, other = runs[0], _release(runs[0]).strip().replace(TARGET, "")
+            stem = "-".join(filter(None, (first.case, first.rung, other, name)))
+            stem = re.sub(r"[^\w.-]", "_", stem)  # a record is no reason to write elsewhere
+            paths.append(folder / f"{stem}.svg")
             results.write(paths[-1], plot.svg())
     return paths
 

@@ -70,9 +70,13 @@ def test_nothing_is_drawn_of_what_was_not_timed(tmp_path):
     assert [*report._plots(runs, is_recorded=True)] == ["errors", "latency"]
 
 
-def test_no_record_is_a_reason_to_write_elsewhere(tmp_path):
-    made = results.provenance(0, uses_gpu=False)
-    run = HERE.model_copy(update={"case": "../../elsewhere", "provenance": made})
+@pytest.mark.parametrize("field", ["case", "vllm"])
+def test_no_record_is_a_reason_to_write_elsewhere(tmp_path, field):
+    made = results.provenance(0, uses_gpu=False).model_copy(
+        update={"gpu": "a GPU", "vllm": "../../elsewhere"}
+    )
+    run = RUN.model_copy(update={"rung": "vllm", "provenance": made})
+    run = run.model_copy(update={"case": "../../elsewhere"} if field == "case" else {})
     [path] = report.write_figures(tmp_path / "a" / "figures", [Record(provenance=made, runs=[run])])
     assert path.parent == tmp_path / "a" / "figures" and path.is_file()
 
