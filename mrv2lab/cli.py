@@ -347,24 +347,21 @@ def run_sweep(
         cells = _cells(grid)[int(found[1]) - 1 :: int(found[2])]
         if not cells:
             raise BadInput(f"the grid has fewer runs than --shard {shard} needs")
-        if not all((to / cell.file).exists() for cell in cells):  # what is done may be where nobody writes
+
+        def there() -> int:  # those that have died, or that somebody else runs, are not
+            return sum((to / cell.file).exists() for cell in cells)
+
+        number, before = counted(len(cells), "run"), there()
+        if before < len(cells):  # what is done may be where nobody writes
             check_place(to, is_folder=True)
         told: list[Run | str] = []
-        before = sum((to / cell.file).exists() for cell in cells)
-        done = _counter(progress, "running", len(cells))
-
-        def kept() -> str:  # those that have died, or that somebody else runs, are not there
-            number = sum((to / cell.file).exists() for cell in cells)
-            told = f"{number} of {counted(len(cells), 'run')} lie in {to}"
-            return f"{told}; asked again, the same command runs the others"
-
-        with _told_if_cut(kept):
+        done, others = _counter(progress, "running", len(cells)), "the same command runs the others"
+        with _told_if_cut(lambda: f"{there()} of {number} lie in {to}; asked again, {others}"):
             for cell, run in sweep(cells, to, workers=workers, on=on, address=address):
                 told.append(run)
                 done(f"{cell.case} {cell.variant}")
     if before:
-        told_before = f"{before} of {counted(len(cells), 'run')} lay in {to} already"
-        err.print(told_before, soft_wrap=True, highlight=False, markup=False)
+        err.print(f"{before} of {number} lay in {to} already", soft_wrap=True, highlight=False, markup=False)
     for died in (run for run in told if isinstance(run, str)):
         err.print(died, soft_wrap=True, highlight=False, markup=False)
     runs = [run for run in told if not isinstance(run, str)]

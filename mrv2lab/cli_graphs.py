@@ -138,10 +138,10 @@ def dispatch_vllm(
 
     Without --batch: every decode with all drafts, and a prefill beside another request.
     """
-    from mrv2lab.upstream.releases import RELEASES, TARGET
+    from mrv2lab.upstream.releases import RELEASES, TARGET, sort_key
 
     release = release or TARGET
-    if re.fullmatch(r"\d+(\.\d+)*", release) and _number(release) < _number(RELEASES[0]):
+    if sort_key(release) < sort_key(RELEASES[0]):
         raise BadInput(f"vllm {release} cannot be asked; possible: {RELEASES[0]} or later")
     sizes = _numbers(capture_sizes, "1,2,4", r"\d{1,18}(,\d{1,18})*") if capture_sizes else None
     shapes = [
@@ -161,10 +161,6 @@ def dispatch_vllm(
         )  # fmt: skip
         answer = ask(release, question)
     typer.echo(answer.to_json(), nl=False) if json else _print(DispatchTable(answer))
-
-
-def _number(release: str) -> tuple[int, ...]:
-    return tuple(map(int, release.split(".")))
 
 
 def _numbers(given: str, like: str, form: str) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ def test_a_grid_is_every_combination_that_a_case_has():
         ("case = [", "grid.toml: "),
         ("cases = []", "grid.toml: no grid: cases: no such key"),
         ("case = 3", r'grid.toml: no grid: case: a list is needed, like \["name"\] or \[1, 2\]'),
+        ("shape = 3", "grid.toml: no grid: shape: a table of names and values is needed"),
         ("[shape]\nrank = ['a']", r"grid.toml: no grid: shape.rank.0: Input should be a valid integer"),
         ('case = ["stale"]', "stale_view"),
         ('variant = ["egaer"]', "eager"),

@@ -282,6 +282,7 @@ def test_a_step_may_be_a_lambda_of_a_module(program):
         (["program.py"], "names no function; possible: FILE.py:FUNCTION"),
         (["{file}:"], "names no function; possible: {file}:step, {file}:fixed, {file}:vary, {file}:restart"),
         (["{file}"], "names no function; possible: {file}:step, {file}:fixed, {file}:vary, {file}:restart"),
+        (["{file} fixed"], "names no function; possible: {file}:fixed"),
         (["{file}:nothing"], "no function 'nothing'; possible: step, fixed, vary, restart"),
         (["{file}:step", "--vary", "x1"], "no function 'x1'"),
         (["{file}:step", "--backend", "tpu"], "unknown --backend 'tpu'"),
