@@ -4,17 +4,17 @@ It has a guard and audits, and of them only what a turn asks for is in use. `sto
 more engines on that GPU, in processes of their own with nothing attached: what attaching leaves in an engine
 for good, those do not have, and how far they are apart is what processes alone differ by. In a round all
 decode the same requests, a few steps in each turn: so all ways see the same graphs, and a GPU and a host that
-are as warm and as busy. A round's time of a way is that of all its turns; it is held against that of `off`.
+are as warm and as busy. The time of a turn is held against that of the turn of `off` beside it.
 
-The other engines have a part in the first rounds, which tell how they compare, and are ended; the ways of
-this engine are timed in the rounds behind these. Between turns of theirs, and also while they waited, a check
-was seen to take more than twice as long (2026-11-28, an H100).
+In the first rounds this engine has turns of `off` alone, as many as each of the others has, which are ended
+then; its ways are timed in the rounds behind these. Between turns of other engines a check was seen to take
+more than twice as long (2026-11-28, an H100).
 
-A check takes as long as some replays of a guard, or many of `every=1000`, and most rounds have none: a median
-of rounds would hide it. So its time, by its own clock, is taken out of the turn that it falls into, and the
+A check takes as long as some replays of a guard, or many of `every=1000`, and most turns have none: a median
+of turns would hide it. So its time, by its own clock, is taken out of the turn that it falls into, and the
 mean check is spread over the steps that lie between two: of `every=1000` a thousand, of a guard those that
 were made. What else a check leaves behind for the steps after it is told apart (`after`), as the mean of
-rounds with a check less that of those without, and is added as well, where it is more than nothing.
+turns with a check less that of those without, and is added as well, where it is more than nothing.
 """
 
 import json
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
 from random import Random
+from resource import RUSAGE_SELF, getrusage
 from statistics import StatisticsError, correlation, fmean, median, quantiles
 from subprocess import PIPE, Popen
 from typing import Any, TextIO
@@ -43,19 +44,21 @@ from mrv2lab.live.models import use_spread_weights
 from mrv2lab.live.protocol import claim_stdout, die_with_parent, read_job, tell_progress, tell_result
 from mrv2lab.timed import RUNS, Row, latency
 
+LOG = logging.getLogger("vllm.mrv2lab")
 LOADS = (1, 8, 32)  # requests at once
 OURS, STOCK = ("off", "guard", "every=1000"), ("stock", "stock, again")
 WAYS = OURS + STOCK
-ROUNDS, PARTS = 40, 8  # and so many turns of each way in a round
-BESIDE = 10  # rounds before them, with the engines of other processes: those slow its checks
+ROUNDS, PARTS = 32, 24  # and so many turns of this engine in a round
+BESIDE = 5  # rounds before them, with the engines of other processes: those slow its checks
 STEPS, AWAKE = 10, 2  # of a turn: timed, and before that; those that were under way belong to another one
-NUM_TOKENS = PARTS * len(OURS) * (STEPS + AWAKE) + 8  # of an answer; the last few are nobody's
+NUM_TOKENS = PARTS * (STEPS + AWAKE) + 8  # of an answer; the last few are nobody's
 FEWEST = 6  # ratios, and checks
 EVERY, EARLY = 1000, 8  # a check is made at each so many replays; before it counts, more often
 # Replays of this way: others lie between them, so that as many steps of the engine lie between two checks as
 # in a server, and more time. It is prime, so that checks come at any step of a turn.
 APART = 331
-DRAWN, BLOCK = 2000, 5  # times that rounds, with their checks, are drawn again, so many in a row: for bounds
+# Times that turns, with their checks, are drawn again, so many in a row, as in five rounds: for bounds.
+DRAWN, BLOCK = 2000, 40
 REPLAYS = 50  # of a graph alone, one behind the other
 
 
@@ -64,9 +67,9 @@ class Turns:
     """Those of one way and load."""
 
     error: float = 0.0  # of logits with forced tokens
-    ms: list[float] = field(default_factory=list)  # a token, in each round, without checks
+    ms: list[float] = field(default_factory=list)  # a token, in each turn, without checks
     answers: set[tuple[int, ...]] = field(default_factory=set)  # all that there were
-    checks: list[list[float]] = field(default_factory=list)  # milliseconds of each, by round
+    checks: list[list[float]] = field(default_factory=list)  # milliseconds of each, by turn
     every: int = 0  # steps of the engine between two checks; 0: as many as there were
     graph_ms: list[float] = field(default_factory=list)  # on the device: a replay of the graph alone
 
@@ -91,8 +94,8 @@ class Stock:
         return json.loads(line)
 
     def ask(self, name: str, number: int = 0) -> Any:
-        """`forced`: logits of so many requests, by step. `begin`: those requests. `steps`: a turn, and so
-        many steps behind it. `finish`: all tokens. `graph`: as `graph_ms`."""
+        """`forced`: logits of so many requests, by step. `begin`: those requests. `steps`: a turn.
+        `finish`: all tokens. `graph`: as `graph_ms`."""
         assert self._process.stdin is not None
         if not self._is_up:
             self._is_up = self._told() == {}
@@ -111,7 +114,7 @@ def stock(folder: str, told: TextIO) -> None:
     known: dict[str, Callable[[int], Any]] = {
         "forced": lambda load: [step.tolist() for step in forced(llm, Graphs(), load).logits],
         "begin": lambda load: begin(llm, load),
-        "steps": lambda behind: steps(llm, AWAKE, STEPS, behind),
+        "steps": lambda _: steps(llm, AWAKE, STEPS),
         "finish": lambda _: finish(llm),
         "graph": lambda load: graph_ms(runner_of(llm).cudagraph_manager, load),
     }
@@ -170,9 +173,9 @@ class Attached:
 
 
 def order(number: int, ways: Iterable[str]) -> list[str]:
-    """Ways in a round: in as many rounds as there are orders each of them once."""
+    """Ways in turns beside each other: in as many as there are orders each of them once."""
     orders = list(permutations(ways))
-    return list(orders[7 * number % len(orders)])  # 7: the same way is not the first one for long
+    return list(orders[number % len(orders)])
 
 
 def measured(settings: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +190,7 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
     log = list[str]()
     handler = logging.Handler()
     handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("vllm.mrv2lab").addHandler(handler)
+    LOG.addHandler(handler)
     others = {way: Stock(settings["folder"]) for way in STOCK}
     try:
         return _measured(settings, others, log)
@@ -219,17 +222,20 @@ def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]
         turns["off", load].answers |= {answer(llm, load, attached) for _ in range(2)}
     # The answers of all rounds go into one set.
     alone = {(way, load): replace(turns[way, load], ms=[], checks=[]) for way in OURS for load in LOADS}
-    for number in range(1 + BESIDE + ROUNDS):
-        tell_progress(0.75 + 0.25 * number / (1 + BESIDE + ROUNDS), f"round {number}")
+    for number in range(1 + BESIDE):
+        tell_progress(0.75 + 0.1 * number / BESIDE, f"round {number}, with other engines")
         for load in LOADS:
-            ways, of = (WAYS, turns) if number <= BESIDE else (OURS, alone)
-            take(llm, others, attached, {way: of[way, load] for way in ways}, load, number)
+            ways = {way: turns[way, load] for way in ("off", *STOCK)}
+            take(llm, others, attached, ways, load, number)
+    for way, load in ((way, load) for way in STOCK for load in LOADS):
+        turns[way, load].graph_ms = others[way].ask("graph", load)
+    for other in others.values():
+        other.end()
+    for number in range(1 + ROUNDS):
+        tell_progress(0.85 + 0.15 * number / ROUNDS, f"round {number}")
+        for load in LOADS:
+            take(llm, {}, attached, {way: alone[way, load] for way in OURS}, load, number)
         attached.audit.every = APART
-        if number == BESIDE:
-            for way, load in ((way, load) for way in STOCK for load in LOADS):
-                turns[way, load].graph_ms = others[way].ask("graph", load)
-            for other in others.values():
-                other.end()
     attached.use("off")
     for load in LOADS:
         alone["off", load].graph_ms = graph_ms(attached.manager, load)
@@ -275,36 +281,45 @@ def start(model: str) -> Any:
 def take(
     llm: Any, others: dict[str, Stock], attached: Attached, turns: dict[str, Turns], load: int, number: int
 ) -> None:
-    """A round of some ways. Its time counts, and that of its checks, but for the first one's."""
-    ms, checks = dict.fromkeys(turns, 0.0), {way: list[float]() for way in turns}
-    others = {way: other for way, other in others.items() if way in turns}
+    """A round of some ways. Its turns' time counts, and that of their checks, if `number` is not 0."""
     attached.use("off")
     begin(llm, load)
     for other in others.values():
         other.ask("begin", load)
-    for part in range(PARTS):
-        for way in order(PARTS * number + part, turns):
+    parts = PARTS // sum(way in OURS for way in turns)
+    for part in range(parts):
+        for way in order(parts * number + part, turns):
             attached.use(way)
-            if way in STOCK:  # as many steps behind it as the ways of this engine make
-                ms[way] += others[way].ask("steps", (len(OURS) - 1) * (AWAKE + STEPS))
-                continue
-            begun = attached.done(way)
-            steps(llm, AWAKE, 0)
-            before = attached.done(way)
-            ms[way] += steps(llm, 0, STEPS)
-            ended = attached.done(way)
-            ms[way] -= 1e-3 * (ended["us"] - before["us"])
-            new = ended - begun
-            checks[way] += [1e-3 * new["us"] / (new["checks"] or 1)] * new["checks"]
+            if way in STOCK:
+                ms, checks = others[way].ask("steps"), list[float]()
+            else:
+                begun, had = attached.done(way), _spent()
+                steps(llm, AWAKE, 0)
+                before = attached.done(way)
+                ms = steps(llm, 0, STEPS)
+                ended = attached.done(way)
+                ms -= 1e-3 * (ended["us"] - before["us"])
+                new = ended - begun
+                checks = [1e-3 * new["us"] / (new["checks"] or 1)] * new["checks"]
+                if checks and way == "every=1000":  # what one that took long has waited for
+                    spent = ", ".join(f"{now - had[name]:.0f} {name}" for name, now in _spent().items())
+                    LOG.info("turn with a check of %.1f ms, %d requests: %s", checks[0], load, spent)
+            if number:
+                turns[way].ms.append(ms / STEPS)
+                turns[way].checks.append(checks)
     attached.use("off")
     ours = finish(llm)
     told = {way: tuple(other.ask("finish")) for way, other in others.items()}
     for way, made in turns.items():
         if way != "off":  # that one's are known
             made.answers.add(told.get(way, ours))
-        if number:
-            made.checks.append(checks[way])
-            made.ms.append(ms[way] / (PARTS * STEPS))
+
+
+def _spent() -> dict[str, float]:
+    """By this thread and process so far."""
+    used, memory = getrusage(RUSAGE_SELF), torch.cuda.memory_stats()
+    told = {"ms of the CPU": 1e3 * time.thread_time(), "faults": used.ru_minflt, "waits": used.ru_nvcsw}
+    return told | {"allocations of the driver": memory.get("num_device_alloc", 0)}
 
 
 def answer(llm: Any, load: int, attached: Attached) -> tuple[int, ...]:
@@ -324,17 +339,14 @@ def begin(llm: Any, load: int) -> None:
         llm.llm_engine.step()
 
 
-def steps(llm: Any, awake: int, timed: int, behind: int = 0) -> float:
+def steps(llm: Any, awake: int, timed: int) -> float:
     """Milliseconds that so many steps take, between others."""
     for _ in range(awake):
         llm.llm_engine.step()
     start = time.perf_counter()
     for _ in range(timed):
         llm.llm_engine.step()
-    ms = 1e3 * (time.perf_counter() - start)
-    for _ in range(behind):
-        llm.llm_engine.step()
-    return ms
+    return 1e3 * (time.perf_counter() - start)
 
 
 def finish(llm: Any) -> tuple[int, ...]:
@@ -344,9 +356,9 @@ def finish(llm: Any) -> tuple[int, ...]:
 
 
 def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Attached) -> Row:
-    """A way and load. *of off* is the median, over rounds, of the ratio to `off` in the same round, and of
-    `off` to itself in the round before; 95 % of those that come of rounds drawn again, `BLOCK` in a row, with
-    their checks, lie between `low` and `high`; `lag` is how one round's ratio goes with that of the next one
+    """A way and load. *of off* is the median, over turns, of the ratio to the turn of `off` beside it, and of
+    `off` to itself in its turn before; 95 % of those that come of turns drawn again, `BLOCK` in a row, with
+    their checks, lie between `low` and `high`; `lag` is how one turn's ratio goes with that of the next one
     (-1 to 1). What is wrong has no ratios.
 
     Right is what has the logits of `off` with forced tokens, and has the answers of a round of `off` alone,
@@ -369,16 +381,16 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     if checks:
         counts |= {"checks": len(checks), "check ms": fmean(checks), "longest": max(checks)}
         counts |= {} if (behind := after(ours)) is None else {"after": behind}
-    # `off` has no round before its first one
+    # `off` has no turn before its first one
     before = dict(enumerate(off.ms, start=way == "off"))
-    rounds = [number for number in range(len(ours.ms)) if number in before]
+    numbers = [number for number in range(len(ours.ms)) if number in before]
     has_same = way in STOCK or len(off.answers) > 1 or ours.answers == off.answers
-    is_right = did and len(rounds) >= FEWEST and has_same and ours.error <= TOLERANCE
+    is_right = did and len(numbers) >= FEWEST and has_same and ours.error <= TOLERANCE
     if is_right:
-        again = (ratio(ours, before, drawn(rounds, Random(number))) for number in range(DRAWN))
+        again = (ratio(ours, before, drawn(numbers, Random(seed))) for seed in range(DRAWN))
         low, *_, high = quantiles(again, n=40)
-        counts |= {"of off": ratio(ours, before, rounds), "low": low, "high": high}
-        each = [ours.ms[number] / before[number] for number in rounds]
+        counts |= {"of off": ratio(ours, before, numbers), "low": low, "high": high}
+        each = [ours.ms[number] / before[number] for number in numbers]
         with suppress(StatisticsError):  # each is the same
             counts["lag"] = correlation(each[:-1], each[1:])
     ms = {"token": latency([one + price(ours) for one in ours.ms])}
@@ -390,39 +402,41 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     )
 
 
-def drawn(rounds: Sequence[int], draw: Random) -> list[int]:
-    """As many rounds, `BLOCK` in a row: those that lie near each other may be alike."""
-    number = len(rounds)
-    begins = draw.choices(range(number), k=-(-number // BLOCK))
-    return [rounds[(begin + i) % number] for begin in begins for i in range(BLOCK)][:number]
+def drawn(numbers: Sequence[int], draw: Random) -> list[int]:
+    """As many turns, `BLOCK` in a row: those that lie near each other may be alike."""
+    many = len(numbers)
+    begins = draw.choices(range(many), k=-(-many // BLOCK))
+    return [numbers[(begin + i) % many] for begin in begins for i in range(BLOCK)][:many]
 
 
-def ratio(turns: Turns, before: Mapping[int, float], rounds: Sequence[int]) -> float:
-    """The median of some rounds, which may be there several times, to what a token took before them."""
-    more = price(turns, rounds)
-    return median((turns.ms[number] + more) / before[number] for number in rounds)
+def ratio(turns: Turns, before: Mapping[int, float], numbers: Sequence[int]) -> float:
+    """The median of some turns, which may be there several times, to what a token took before them."""
+    more = price(turns, numbers)
+    return median((turns.ms[number] + more) / before[number] for number in numbers)
 
 
-def price(turns: Turns, rounds: Sequence[int] | None = None) -> float:
-    """Milliseconds that checks add to a token, by those of some rounds, or of all."""
-    rounds = range(len(turns.ms)) if rounds is None else rounds
-    checks = [one for number in rounds for one in turns.checks[number]]
+def price(turns: Turns, numbers: Sequence[int] | None = None) -> float:
+    """Milliseconds that checks add to a token, by those of some turns, or of all."""
+    numbers = range(len(turns.ms)) if numbers is None else numbers
+    checks = [one for number in numbers for one in turns.checks[number]]
     if not checks:
         return 0.0
-    between = turns.every or len(rounds) * PARTS * (AWAKE + STEPS) / len(checks)
-    return (fmean(checks) + max(0.0, after(turns, rounds) or 0.0)) / between
+    between = len(numbers) * (AWAKE + STEPS) / len(checks)
+    # As many as there were; of the engine's, where others lie between: checks rest where they take too long.
+    between = max(turns.every, len(OURS) * between) if turns.every else between
+    return (fmean(checks) + max(0.0, after(turns, numbers) or 0.0)) / between
 
 
-def after(turns: Turns, rounds: Sequence[int] | None = None) -> float | None:
-    """Milliseconds by which rounds take longer for a check in them, beside the check's own. None where each
+def after(turns: Turns, numbers: Sequence[int] | None = None) -> float | None:
+    """Milliseconds by which turns take longer for a check in them, beside the check's own. None where each
     of them has one, or none has: then whatever it is stays in their times."""
-    rounds = range(len(turns.ms)) if rounds is None else rounds
-    each = [(turns.ms[number], len(turns.checks[number])) for number in rounds]
+    numbers = range(len(turns.ms)) if numbers is None else numbers
+    each = [(turns.ms[number], len(turns.checks[number])) for number in numbers]
     with_some, without = ([ms for ms, num in each if bool(num) is has] for has in (True, False))
     if not with_some or not without:
         return None
     num_checks = sum(num for _, num in each)
-    return (fmean(with_some) - fmean(without)) * PARTS * STEPS * len(with_some) / num_checks
+    return (fmean(with_some) - fmean(without)) * STEPS * len(with_some) / num_checks
 
 
 def main(spec: str) -> None:

@@ -41,6 +41,8 @@ LOG = logging.getLogger("vllm.mrv2lab")
 COPIES = 12  # of the KV cache in host memory: before and behind each pass of an audit
 MOST_AUDITS = 5  # of a key: what differs each time, and nothing is found, is not to cost an audit each time
 TELL_EACH = 100  # checks
+SHARE = 1 / 50  # of the time that steps take, in which checks may be made
+MANY = 100  # steps, of which as many tell how long one takes
 PIECES = (
     "vllm.compilation.cuda_graph.CUDAGraphWrapper",
     "vllm.compilation.breakable_cudagraph.BreakableCUDAGraphWrapper",
@@ -72,6 +74,11 @@ class Served(Steps):
     found: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))  # by each audit of a key
     changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)  # in place, by a step of a key
     num: Counter[str] = field(default_factory=Counter)  # of what `totals` says
+    steps: int = 0  # replays of all keys
+    rests_until: int = 0  # the step before which no check is made
+    step_s: float = inf  # that a step takes, the shortest mean of many that there was
+    # since when that is being asked, of which step on, and how long checks have taken meanwhile
+    asked: tuple[float, int, float] | None = None
     differ: str = ""  # which keys ranks have picked for the step of now, where they differ
 
     @classmethod
@@ -183,8 +190,9 @@ class Served(Steps):
         """As for all steps; and where its turn has not come, as in nearly each step of a server."""
         if self.scenario is None or self.differ:
             return True
+        self.steps += 1
         turn = self.turns[desc]
-        if is_early := turn.replays + 1 < turn.next:
+        if is_early := turn.replays + 1 < turn.next or (turn.replays > 0 and self.steps < self.rests_until):
             turn.replays += 1
         return is_early
 
@@ -196,7 +204,7 @@ class Served(Steps):
         turn = self.turns[key]
         turn.replays += 1
         is_first = turn.replays == 1
-        if turn.replays < turn.next:  # pieces come here each time
+        if turn.replays < turn.next or (not is_first and self.steps < self.rests_until):  # pieces come here
             return
         why = None
         try:
@@ -233,6 +241,9 @@ class Served(Steps):
     def _check(self, step: Met) -> None:
         """Replay the step and run it eagerly, on the same contents; where that is apart, audit it."""
         begin, off, why = time.perf_counter(), 0.0, None
+        if self.asked is not None and (made := self.steps - self.asked[1]) >= MANY:
+            self.step_s = min(self.step_s, (begin - self.asked[0] - self.asked[2]) / made)
+            self.asked = None
         try:
             with Saved(self.changed[step.desc]) as saved:
                 step.prepare()
@@ -248,13 +259,20 @@ class Served(Steps):
             step.put_back()
         found = self.found[step.desc]
         asks = bool(off and not any(found) and len(found) < MOST_AUDITS)
-        told = self.ranks.gather((asks, why)).values()  # once, whatever has happened here
-        if failed := [one for _, one in told if one is not None]:
+        end = time.perf_counter()
+        since, first, spent = self.asked or (end, self.steps, begin - end)
+        self.asked = since, first, spent + end - begin
+        told = self.ranks.gather(
+            (asks, why, (end - begin) / self.step_s)
+        ).values()  # whatever has happened here
+        # Of all ranks the same: one that rests longer would leave the others waiting.
+        self.rests_until = self.steps + int(max(steps for *_, steps in told) / SHARE)
+        if failed := [one for _, one, _ in told if one is not None]:
             raise AuditError(why or failed[0])
         self.num["checks"] += 1
-        self.num["us"] += int(1e6 * (time.perf_counter() - begin))
+        self.num["us"] += int(1e6 * (end - begin))
         self.num["apart"] += bool(off)
-        if any(asked for asked, _ in told):
+        if any(asked for asked, *_ in told):
             LOG.warning("%s, replay %d: %.2g apart", self._name(step), self.turns[step.desc].replays, off)
             self._audit_in_full(step, off)
         if self.num["checks"] % TELL_EACH == 0:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -147,6 +148,7 @@ def vllm(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "reports"))
     monkeypatch.setattr(plugin.atexit, "register", lambda *args: None)
     monkeypatch.setattr(plugin.gc, "freeze", lambda: None)
+    monkeypatch.setattr(plugin, "SHARE", math.inf)  # a clock has no say
     caplog.set_level(logging.INFO, "vllm.mrv2lab")
 
 
@@ -434,6 +436,35 @@ def test_a_check_prepares_for_each_pass_and_asks_for_each_result(monkeypatch):
         assert step.done == ["prepare", "run", "prepare", "eager", "put back"]
         assert served.num["apart"] == apart
     assert served.num["checks"] == 2 and served.num["us"] == pytest.approx(40_000, abs=2)
+
+
+def test_checks_take_a_fiftieth_of_the_time_of_steps_at_most(monkeypatch):
+    """Steps take 2 ms and checks 30, so that 750 steps lie between two, though each second one is asked."""
+    monkeypatch.setattr(plugin, "SHARE", 1 / 50)
+    now, (runner, served) = [0.0], serving(every=2)
+    check = plugin.Served._check
+
+    def timed_check(self, step):
+        make = step.eager
+
+        def eager():
+            now[0] += 0.030
+            return make()
+
+        step.eager = eager
+        return check(self, step)
+
+    monkeypatch.setattr(plugin.Served, "_check", timed_check)
+    monkeypatch.setattr(plugin.time, "perf_counter", lambda: now[0])
+    at = list[int]()
+    for number in range(2400):
+        before = served.num["checks"]
+        runner.execute_model([1.0, 2.0])
+        now[0] += 0.002
+        at += [number] * (served.num["checks"] - before)
+    assert at[:2] == [1, 3]  # nobody knows yet how long a step takes
+    later = [b - a for a, b in zip(at[-3:], at[-2:], strict=False)]
+    assert served.step_s == pytest.approx(0.002) and all(750 <= gap <= 754 for gap in later)
 
 
 def test_dummy_steps_are_not_audited():

@@ -1,6 +1,7 @@
 """Steps of the V1 runner, without vLLM and without a GPU: a runner of its shape on the emulator."""
 
 import logging
+import math
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -146,6 +147,7 @@ def vllm(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "reports"))
     monkeypatch.setattr(plugin.atexit, "register", lambda *args: None)
     monkeypatch.setattr(plugin.gc, "freeze", lambda: None)
+    monkeypatch.setattr(plugin, "SHARE", math.inf)  # a clock has no say
     caplog.set_level(logging.INFO, "vllm.mrv2lab")
 
 
