@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mrv2lab.errors import BadInput, choose, file_and_function, printable
+from mrv2lab.errors import BadInput, choose, counted, file_and_function, printable
 
 if TYPE_CHECKING:
     from mrv2lab.described import Described
@@ -111,6 +111,30 @@ def graph_diff(
     found = diff(*both)
     typer.echo(found.to_json(), nl=False) if json else _print(found)
     raise typer.Exit(1 if found else 0)
+
+
+def unfix(
+    where: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="package.module:Class.method")],
+    find: Annotated[str, typer.Option(help="a statement; _ is any expression, ... any statements")],
+    tests: Annotated[list[str] | None, typer.Argument(metavar="[TEST]...", help="as pytest has them")] = None,
+    put: Annotated[str, typer.Option(help="what stands there instead; ... is what was found")] = "pass",
+    matches: Annotated[int, typer.Option(help="so many statements of the function", min=1)] = 1,
+    versions: Annotated[str | None, typer.Option(help="of the package, say ==0.23.0; no others")] = None,
+) -> None:
+    """Take a statement out of an installed package, in memory, and see whether tests notice: exit status 0 if
+    one fails, 1 if none does. Without tests, show what would be taken out."""
+    from mrv2lab.unfixed import noticed
+    from mrv2lab.upstream.unfix import Edit, diff
+
+    edit = Edit(where, find, put, matches)
+    out.print(str(diff(edit)), soft_wrap=True, highlight=False, markup=False)
+    if not tests:
+        return
+    failed, number = noticed(edit, versions, tests)
+    for name, why in failed.items():
+        out.print(f"{name}: {why}", soft_wrap=True, highlight=False, markup=False)
+    out.print(f"noticed by {len(failed) or 'none'} of {counted(number, 'test')}", highlight=False)
+    raise typer.Exit(0 if failed else 1)
 
 
 @dispatch.command("vllm")

@@ -7,10 +7,12 @@ fetches 0.21.0, 0.23.0 and the newest where the cache has them not, and takes a 
 
 import ast
 import json
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,7 @@ from mrv2lab.upstream.rewrite import SourceChanged, rewrite
 from mrv2lab.upstream.unfix import Edit
 
 pytestmark = pytest.mark.source
+ROOT = Path(__file__).parents[2]
 
 BEFORE = "0.21.0"  # holds the bugs of which it is the last release, and #35162
 NEWEST = RELEASES[-1]  # where a probe stops fitting first
@@ -105,6 +108,14 @@ def test_an_assertion_about_its_nodes_would_have_failed_43139(runs):
     assert_nodes(run["forced_launch"].kernels, contains="_lora_shrink_kernel")
     with pytest.raises(AssertionError, match="holds no _lora_shrink_kernel"):
         assert_nodes(run["zero_mapping"].kernels, contains="_lora_shrink_kernel")
+
+
+def test_a_test_of_three_lines_notices_that_43314_is_taken_out():
+    done = subprocess.run([sys.executable, ROOT / "docs/unfix/try_it.py"], text=True, capture_output=True)
+    *_, who, number = done.stdout.splitlines()
+    assert (done.returncode, number) == (0, "noticed by 1 of 1 test"), done.stderr
+    assert "test_decodes_have_lora_kernels: AssertionError: the graph holds no _lora_shrink_kernel" in who
+    assert who in (ROOT / "docs/unfix.md").read_text()
 
 
 def test_metadata_nobody_wrote_is_read_by_the_embedding(runs):

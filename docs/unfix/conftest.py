@@ -1,0 +1,3 @@
+from mrv2lab.upstream import platform
+
+platform.apply()  # vLLM without a GPU
