@@ -121,8 +121,11 @@ def unfix(
     matches: Annotated[int, typer.Option(help="so many statements of the function", min=1)] = 1,
     versions: Annotated[str | None, typer.Option(help="of the package, say ==0.23.0; no others")] = None,
 ) -> None:
-    """Take a statement out of an installed package, in memory, and see whether tests notice: exit status 0 if
-    one fails, 1 if none does. Without tests, show what would be taken out."""
+    """Take a statement out of a package, and see whether tests notice.
+
+    Exit status 0: one fails then; 1: none does. Without tests, show what would be taken out. No file of it
+    is written.
+    """
     from mrv2lab.unfixed import noticed
     from mrv2lab.upstream.unfix import Edit, diff
 
@@ -167,11 +170,15 @@ def dispatch_vllm(
     release = release or TARGET
     if sort_key(release) < sort_key(RELEASES[0]):
         raise BadInput(f"vllm {release} cannot be asked; possible: {RELEASES[0]} or later")
-    sizes = _numbers(capture_sizes, "1,2,4", r"\d{1,18}(,\d{1,18})*") if capture_sizes else None
-    shapes = [
-        _numbers(one, "4x12: requests, and tokens of all together", r"\d{1,18}x\d{1,18}")
-        for one in batch or ()
-    ]
+    sizes = None
+    if capture_sizes is not None:
+        sizes = _numbers(capture_sizes, "1,2,4: from 1 on, rising", r"\d{1,18}(,\d{1,18})*")
+    like = "4x12: requests, and tokens of all together, one each or more"
+    shapes = [_numbers(one, like, r"\d{1,18}x\d{1,18}") for one in batch or ()]
+    if over := [one for one, shape in zip(batch or (), shapes, strict=True) if shape[0] > max_num_seqs]:
+        raise BadInput(f"--batch {over[0]} has more requests than --max-num-seqs {max_num_seqs}")
+    if specialize_active_lora and not num_adapters:
+        raise BadInput("--specialize-active-lora says nothing without --num-adapters")
     ctx.obj([release])  # have it in the cache
     with err.status(Text(f"asking vllm {release}")):
         from mrv2lab.dispatch import DispatchTable, Question, ask

@@ -45,10 +45,10 @@ def hunt_vllm(
         chosen = hunt_grid.asked(model or (), mode or (), feature or ())
     if list_ or to is None:
         print_table([["model", "mode", "feature"], *(list(one.model_dump().values()) for one in chosen)])
-        out.print(
-            f"{len(chosen)} configurations" + ("" if list_ else "; name a folder with --to to run them")
-        )
-        raise typer.Exit(0 if list_ else 2)
+        out.print(f"{len(chosen)} configurations")
+        if not list_:
+            raise BadInput("nothing was run; name a folder with --to, or ask for the --list alone")
+        raise typer.Exit
     hunting.check()
     reused = sum((to / one.file).exists() for one in chosen)
     outcomes = list(hunting.run(chosen, to, at_once, lambda one: _say(str(one)), audits))

@@ -202,7 +202,7 @@ def audit_model(
 
     Raises:
         BadInput: the engine supports none of the scenarios.
-        AuditError: it runs compiled code, or no step of it replayed a graph.
+        AuditError: a step cannot be audited, or none replayed a graph.
     """
     sizes = ("tensor_parallel_size", "pipeline_parallel_size")
     has_workers = any(options.get(name, 1) > 1 for name in sizes)

@@ -248,7 +248,10 @@ def test_batches_that_are_given_the_same_graph_share_a_line(answer):
     [
         ("--batch 4x2", "'4x2' is not like 4x12: requests, and tokens of all together"),
         ("--batch 4", "'4' is not like 4x12: requests, and tokens of all together"),
-        ("--capture-sizes 0,1", "'0,1' is not like 1,2,4"),
+        ("--capture-sizes 0,1", "'0,1' is not like 1,2,4: from 1 on, rising"),
+        ("--capture-sizes=", "'' is not like 1,2,4: from 1 on, rising"),
+        ("--batch 2x2 --batch 500x500", "--batch 500x500 has more requests than --max-num-seqs 128"),
+        ("--specialize-active-lora", "--specialize-active-lora says nothing without --num-adapters"),
         ("--release 0.26", "'0.26' is no version of vLLM"),
     ],
 )
