@@ -411,6 +411,9 @@ def test_the_command_lists_refuses_keeps_and_shows(workers, monkeypatch, tmp_pat
     assert "3 configurations" in ask(app, ["hunt", "vllm", "--list", "--feature", "ngram", "--feature", "mtp",
                                           "--feature", "flash_mla"]).stdout  # fmt: skip
     named = ["--model", "qwen3", "--model", "llama", "--mode", "full", "--feature", "half"]
+    nowhere = ask(app, ["hunt", "vllm", *named])
+    assert nowhere.exit_code == 2 and nowhere.stdout.splitlines()[-1] == "2 configurations"
+    assert nowhere.stderr.startswith("mrv2lab: nothing was run; name a folder with --to")
     refused = ask(app, ["hunt", "vllm", "--to", str(workers.to), *named])
     assert refused.exit_code == 2 and "this needs an NVIDIA GPU" in refused.stderr
     monkeypatch.setattr(hunt, "check", lambda: None)
