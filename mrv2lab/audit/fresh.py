@@ -1,6 +1,6 @@
 """Fresh engines, one captured and one not, and requests that are served on them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,7 +41,9 @@ class Fresh:
         self.drawn: list[list[Any]] = []  # for each request what was drawn next when one was prepared first
         self.hashed = set[str]()
         self.step, self.vary = made.step, made.vary
+        self.make_inputs: Callable[[], Any] = made.vary  # with what is to be done around it
         self.reset = getattr(made, "reset", None) or nothing
+        self.rows: Any
         self.rows, self.finish = getattr(made, "rows", None), getattr(made, "finish", None)
         self.run = made.step if backend else getattr(made, "eager", made.step)
         self.graph: CapturedGraph | None = None
@@ -86,7 +88,7 @@ class Fresh:
         if not (self.resets_once and self.num_prepared):
             self.reset()
         self.num_prepared += 1
-        self.vary()
+        self.make_inputs()
 
     def undoes_vary(self) -> bool:
         """Whether its reset puts back what `vary` has changed, so that `vary` makes the same of it each time:

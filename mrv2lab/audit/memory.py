@@ -182,8 +182,8 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in host memory, which no graph and no autograd knows of. On the device it would lie beside a
     pool that may have taken all there is: a step that writes a KV cache is copied several times over."""
     with torch.inference_mode():
-        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        return dense.detach().to("cpu", copy=True)
+        dense = (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach()
+        return _unexpanded(dense).to("cpu", copy=True).expand(dense.shape)
 
 
 def as_bytes(copied: torch.Tensor) -> torch.Tensor:

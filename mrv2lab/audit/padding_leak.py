@@ -1,9 +1,19 @@
 """padding-leak: real rows of the result change with what the rows behind the batch hold."""
 
+from collections.abc import Set
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.memory import storage_of
+from mrv2lab.audit.fresh import Fresh, Request, engine_of, results_off, serve
+from mrv2lab.audit.memory import Shadow, pattern, put, storage_of
+from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.stale_input import Part, depends, not_refreshed
+from mrv2lab.audit.stale_input import PATTERNS, Part, depends, not_refreshed
+from mrv2lab.audit.unwritten_read import responsible
 
 KIND, SHORT, RANK = "padding-leak", "pad", 1
 ASKED = "always"
@@ -33,7 +43,92 @@ def unasked(evidence: Evidence) -> str | None:
     return f"{told}, so what they do to the real ones was not asked: let it write those alone"
 
 
+def in_a_row(evidence: Evidence) -> Findings:
+    """Asked of fresh engines that serve requests in a row: what padding leaves in their state, where a later
+    request reads it. None puts it back there."""
+    if evidence.passes.num_rows is None:
+        return
+
+    def served(group: Set[str]) -> tuple[list[Request], list[str]]:
+        engine = engine_of(evidence)
+        padded = _Padded(engine, evidence.session, group)
+        return serve(engine), padded.found
+
+    def off(group: Set[str]) -> int | None:
+        """The first request that another pattern changes."""
+        ours, _ = served(group)
+        pairs = enumerate(zip(ours, right, strict=False), 1)
+        return next((number for number, (one, other) in pairs if any(results_off(one, other))), None)
+
+    with suppress(Exception):  # of a step that cannot go on with what is put there
+        right, found = served(frozenset())
+        if not found or off(frozenset()) or not off({*found}):
+            return
+        paths = dict(enumerate(found))
+        for path in responsible(paths, lambda group: bool(off({paths[n] for n in group}))):
+            text = f"request {off({path})} of those in a row changes with what stood behind the real rows of "
+            text += f"{path}, in it or before: the step has left that where real rows read it"
+            at, place = 0, None
+            if (tensor := dict(evidence.named).get(path)) is not None:
+                at, place = evidence.user(tensor)
+            yield at, Finding(KIND, path, text, place)
+
+
+class _Padded:
+    """Has an engine run with one of two patterns behind the real rows of its inputs, where `vary` has written
+    others of them.
+
+    Integers get one only where an earlier request has written: what stands there from the beginning may say
+    that a row is nobody's. Nor does a tensor of another number of rows than the results, like one of slots.
+    """
+
+    def __init__(self, engine: Fresh, session: Session, second: Set[str]):
+        self.engine, self.session, self.second = engine, session, second
+        self.found: list[str] = []
+        self._sizes = {len(tensor) for tensor in engine.first.values() if tensor.dim()}
+        self._written: dict[str, np.ndarray] = {}  # by any request so far
+        self._run, self._masked = engine.run, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
+        engine.make_inputs, engine.run = self.vary, self.run
+
+    def vary(self) -> None:
+        """The inputs of a request, with patterns."""
+        held = {path: one for path, one in self.engine.held() if one.dim() and len(one) in self._sizes}
+        shadows = {storage_of(tensor): Shadow(tensor) for tensor in held.values()}
+        with Recorder(self.session, earlier=shadows, any_write=True):
+            self.engine.vary()
+        for path, tensor in held.items():
+            written = shadows[storage_of(tensor)].view(tensor)
+            if written is None or not written.any():
+                continue
+            known = self._written.get(path, np.zeros_like(written))
+            self._written[path] = known | written
+            mask = ~written if tensor.dtype.is_floating_point else known & ~written
+            mask[: self.engine.rows()] = False
+            if mask.any():
+                self.found += [path] if path not in self.found else []
+                self._fill(tensor, torch.from_numpy(mask).to(tensor.device), PATTERNS[path in self.second])
+
+    def _fill(self, tensor: torch.Tensor, mask: torch.Tensor, which: int) -> None:
+        with torch.inference_mode():
+            before = tensor.clone()
+            tensor.masked_fill_(mask, pattern(tensor.dtype, which))
+        self._masked.append((tensor, before, mask))
+
+    def run(self) -> Any:
+        """The step. What it read has what it had before: a `vary` may count on from there."""
+        try:
+            return self._run()
+        finally:
+            with torch.inference_mode():
+                put((tensor, torch.where(mask, before, tensor)) for tensor, before, mask in self._masked)
+            self._masked.clear()
+
+
 def _behind(evidence: Evidence, rows: int) -> dict[int, Part]:
-    """What `vary` has left as it was behind the real rows, of tensors that it has written."""
-    left = {n: part for n, part in not_refreshed(evidence).items() if part.is_partly}
-    return {n: part.of_rows(rows, None) for n, part in left.items()}
+    """What `vary` has left as it was behind the real rows, of inputs that it has written. What the step
+    writes and has another number of rows than its results is no input: a pool of blocks or slots."""
+    written = {storage_of(tensor) for capture in evidence.captures for tensor in capture.written}
+    parts = [part for part in not_refreshed(evidence).values() if part.is_partly]
+    sizes = evidence.passes.row_counts
+    inputs = (p for p in parts if len(p.tensor) in sizes or storage_of(p.tensor) not in written)
+    return {n: part.of_rows(rows, None) for n, part in enumerate(inputs)}

@@ -136,6 +136,7 @@ class Passes:
         self.refreshed: dict[int, Shadow] = {}
         self.plain_at_capture: dict[str, Any] = {}  # numbers and texts of Python's objects, by path
         self.num_rows: int | None = None
+        self.row_counts: set[int] = set()  # of what the step returns, with those that are not real
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
         self.was: dict[str, Any] = {}  # the same paths, as far as there was something
@@ -538,6 +539,7 @@ class Passes:
 
     def _real(self, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Of what a step returned the rows that are real."""
+        self.row_counts |= {len(t) for t in made.values() if t.dim()}
         return {path: t[: self.num_rows] if t.dim() else t for path, t in made.items()}
 
     def _land(self) -> None:

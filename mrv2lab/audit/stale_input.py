@@ -14,7 +14,7 @@ from mrv2lab.audit.unwritten_read import responsible
 
 KIND, SHORT, RANK = "stale-input", "stale", 0
 ASKED = "always"
-_PATTERNS = (0, 5)  # of `memory.pattern`: a number, and NaN; of integers 0 and 1, which are good indices
+PATTERNS = (0, 5)  # of `memory.pattern`: a number, and NaN; of integers 0 and 1, which are good indices
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}
 
     def shows(group: Set[int]) -> bool:
-        one, other = (result(group, which) for which in _PATTERNS)
+        one, other = (result(group, which) for which in PATTERNS)
         return any(is_off(one[key], other[key]) for key in one.keys() & other.keys())
 
     return responsible({n: part for n, part in parts.items() if part.mask.any()}, shows)

@@ -18,6 +18,7 @@ from mrv2lab.audit import (
     names,
     not_rearmed,
     overwritten_output,
+    padding_leak,
     stale_input,
 )
 from mrv2lab.audit.evidence import Evidence, Findings
@@ -113,6 +114,9 @@ def find(evidence: Evidence, kind: str) -> Findings:
     if len(of_ours := _requests(ours)) != len(of_theirs := _requests(theirs)):
         text = f"{counted(len(of_ours), 'request')} can be prepared in a row"
         yield 0, Finding(kind, engine.name, f"{text}, and {len(of_theirs)} where a fresh engine runs eagerly")
+        return
+    if found := list(padding_leak.in_a_row(evidence)):
+        yield from found
         return
     passes.notes += _left_open(of_ours, of_theirs)
 
@@ -329,21 +333,22 @@ def _raised(evidence: Evidence, number: int, error: Exception, kind: str) -> Fin
             engine.run()
         except Exception as again:
             node = launches.failed_node(again)
-    if not node or not (found := [one for one in recorder.captures if one.graph is engine.graph]):
+    if not (found := [one for one in recorder.captures if one.graph is engine.graph]):
         return Finding(kind, name, text)
     trace, marks = found[0].trace, found[0].marks
-    work = found[0].work(next(i for i, mark in enumerate(marks) if mark.node >= node))
+    work = [event for event in trace.own() if event.is_work]  # of what is kept here, none raises
     writers = {t.address: e for e in trace.own() for t in e.tensors if t.written and not t.is_own}
-    read = (t.address for event in work for t in event.tensors if t.address in writers)
+    if node:
+        work = found[0].work(next(i for i, mark in enumerate(marks) if mark.node >= node))
+    read = (t.address for event in work for t in event.tensors if node and t.address in writers)
     if (address := next(read, None)) is None:
-        now, given = dict(engine.held()), [t.address for event in work for t in event.tensors]
-        paths = (at[0] for at in (names.at(begun, address) for address in given) if at is not None)
-        moved = (
-            path for path in paths if path in now and storage_of(now[path]) != storage_of(dict(begun)[path])
-        )
-        if (path := next(moved, None)) is not None:
-            kind, name, text = moved_address.KIND, path, f"{text}: it is bound to another tensor by then"
-        return Finding(kind, name, text, trace.place(work[0]))
+        now, was = dict(engine.held()), dict(begun)
+        given = ((names.at(begun, t.address), event) for event in work for t in event.tensors)
+        for path, event in ((at[0], event) for at, event in given if at is not None):
+            if path in now and storage_of(now[path]) != storage_of(was[path]):
+                text += ": it is bound to another tensor by then"
+                return Finding(moved_address.KIND, path, text, trace.place(event))
+        return Finding(kind, name, text, trace.place(work[0]) if node else None)
     text += f" at {trace.place(work[0])}, which reads it: each replay goes on from what the last has left"
     named = names.at(engine.held(), address)
     return Finding(not_rearmed.KIND, named[0] if named else name, text, trace.place(writers[address]))

@@ -1,9 +1,10 @@
-"""300 programs in eight sets, by writers who had not seen the audit: which are wrong, which only look it.
+"""332 programs in nine sets, by writers who had not seen the audit: which are wrong, which only look it.
 
 When they were first served it found 7 of the 20 wrong ones of the first set, 15 of the second, 19 of the
-third, 16 of the fourth (17 beside a twin), 19 of the fifth, all 10 of the sixth, all 20 of the seventh and 19
-of the eighth, and accused none, two, then one of the right ones each time, and none of the last two. It has
-been mended by them since, so they guard what it can do and measure nothing more.
+third, 16 of the fourth (17 beside a twin), 19 of the fifth, all 10 of the sixth, all 20 of the seventh, 19 of
+the eighth and 14 of the 16 of the ninth (beside twins), and accused none, two, then one of the right ones
+each time, and none of the last three. It has been mended by them since, so they guard what it can do and
+measure nothing more.
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ from mrv2lab.errors import AuditError
 FOLDER = Path(__file__).parent / "blind"
 ANSWERS = {
     f"{part}/{name}": answer
-    for part in ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+    for part in ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
     for name, answer in tomllib.loads((FOLDER / part / "answers.toml").read_text()).items()
 }
 # Within one engine nobody can tell: eager steps take turns, an iterator goes on, or the host keeps results of
@@ -37,6 +38,8 @@ ONLY_BESIDE_A_TWIN = {
 }
 # Right for numbers: a mask multiplies what is padding by 0.
 LETS_NAN_THROUGH = {"third/image_packing", "fourth/calorimeter"}
+# An eager step reads it as well: what an adapter of a lower rank leaves of the one before.
+WRONG_EAGERLY = {"ninth/lora_slot_rank"}
 # On the emulator nobody sees that what Python has made lies on the device, "cpu".
 REFUSED = {"eighth/kalman"}
 _numbers = count()
@@ -72,10 +75,11 @@ def twin_of(name):
 
 def report(name):
     module = fresh(name)
-    engine = module if hasattr(module, "step") else module.make_engine()
+    make = getattr(module, "make_engine", None if hasattr(module, "step") else getattr(module, "make", None))
+    engine = module if hasattr(module, "step") else make()
     said = {name: getattr(engine, name, None) for name in ("rows", "beside", "reset")}
     more = {name: one for name, one in said.items() if callable(one) or isinstance(one, list)}  # else its own
-    if twin := getattr(module, "make_engine", None) or twin_of(name):
+    if twin := make or twin_of(name):
         more["twin"] = twin
     return audit(engine.step, vary=engine.vary, backend="emulated", **more)
 
@@ -85,7 +89,7 @@ def report(name):
 def test_wrong_programs_are_found_and_right_ones_left_alone(name):
     found = report(name)
     is_flagged = ANSWERS[name]["verdict"] == "wrong" or name in LETS_NAN_THROUGH
-    assert bool(found.findings) == is_flagged, str(found)
+    assert bool(found.findings) == (is_flagged and name not in WRONG_EAGERLY), str(found)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -361,6 +361,29 @@ def test_without_a_vary_its_error_is_told(device, backend):
         audit(lambda: engine.x * 2, backend=backend)
 
 
+@pytest.mark.parametrize("writes", ["one block", "a padded row"])
+def test_a_pool_of_which_vary_fills_a_block_is_no_padded_input(writes, device, backend):
+    """A prompt's keys lie in blocks from before, which the step writes too."""
+    pool = torch.arange(12.0, device=device).view(6, 2)
+    last = 5 if writes == "a padded row" else 4
+    x, slots = torch.ones(3, 2, device=device), torch.tensor([5, 3, last], device=device)
+    batch = SimpleNamespace(turn=0)
+
+    def step():
+        pool.index_copy_(0, slots, x)
+        return pool[slots] + pool[slots - 3]
+
+    def vary():
+        batch.turn += 1
+        pool[batch.turn % 2].fill_(batch.turn)
+        x[:2] += 1
+
+    report = audit(step, vary=vary, rows=lambda: 2, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == (
+        [("padding-leak", "x")] if writes == "a padded row" else []
+    )
+
+
 def test_rows_that_are_not_real_may_hold_anything(device, backend):
     """Garbage of memory that nobody wrote stands behind the real rows of a result."""
     x, num = torch.ones(4, device=device), SimpleNamespace(rows=2)

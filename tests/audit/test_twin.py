@@ -159,6 +159,52 @@ def test_where_real_rows_meet_padding_is_the_place(mixes, device, backend):
     assert all("aten.amax is the first" in f.evidence for f in found)
 
 
+def states_of(device, slots_of_padding="stale", writes="all", clears=False):
+    """States by slot, written for all rows of a batch, padded ones too."""
+    states = torch.zeros(7, device=device)
+    slots, written = (torch.full((4,), 6, dtype=torch.int64, device=device) for _ in range(2))
+    x, batch = torch.ones(4, device=device), SimpleNamespace(size=4)
+    batches, known = iter([[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [5], [5, 1]]), set()
+
+    def step():
+        accepted = states[slots] * 0.5 + x
+        states.index_copy_(0, written if slots_of_padding == "stale" else slots, accepted)  # LEAVES
+        return accepted
+
+    def vary():
+        new = next(batches)
+        batch.size = len(new)
+        slots.fill_(6)
+        for each in slots, written:
+            each[: batch.size] = torch.tensor(new, device=device)
+        if writes == "all":
+            x.add_(1)
+        else:
+            x[: batch.size] += 1
+        for slot in [one for one in new if clears and one not in known]:
+            known.add(slot)
+            states[slot] = 0.0  # a new request's
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch.size)
+
+
+@pytest.mark.parametrize(
+    "how, subjects",
+    [
+        ({}, {"written"}),
+        ({"writes": "real"}, {"written", "x"}),
+        ({"slots_of_padding": "a slot of its own", "writes": "real"}, set()),
+        ({"slots_of_padding": "a slot of its own", "writes": "real", "clears": True}, set()),
+    ],
+)
+def test_padding_that_is_left_in_a_state_shows_where_a_later_request_reads_it(how, subjects, device, backend):
+    one = states_of(device, **how)
+    made = {"vary": one.vary, "rows": one.rows, "backend": backend}
+    found = audit(one.step, twin=lambda: states_of(device, **how), **made).findings
+    assert {(f.kind, f.subject) for f in found} == {("padding-leak", subject) for subject in subjects}
+    assert all(f.where.source for f in found)
+
+
 def test_what_a_step_only_rebinds_is_left_behind_for_who_reads_it_later(device, backend):
     def make():
         x, layer = (
