@@ -1,6 +1,6 @@
 """vLLM's engine while it serves: with nothing attached, with a guard, and with audits that go on, in turn.
 
-It is one engine, in a process of its own (`live.in_turn`).
+It is one engine with all of that attached, and two without, each in a process of its own (`live.in_turn`).
 """
 
 import json

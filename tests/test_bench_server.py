@@ -231,7 +231,9 @@ def test_a_check_is_taken_out_of_its_turn_and_spread_over_what_it_is_made_for(ll
     # Those of the first round do not count; those of steps that awake a turn do, and take no time of it.
     assert counts["checks"] == (4 + 8) * ROUNDS
     assert counts["check ms"] == counts["longest"] == pytest.approx(30.0)
-    assert counts["low"] == pytest.approx(counts["high"]) == pytest.approx((2.01 + 0.03) / 2)
+    assert (
+        counts["low"] == pytest.approx(counts["high"]) == pytest.approx((2.01 + 30.0 / 24) / 2)
+    )  # 24 steps of the engine for each
 
 
 def test_in_six_turns_each_order_comes_once():
@@ -368,8 +370,8 @@ def test_bounds_hold_the_rounds_and_the_checks(llm, monkeypatch):
     checks = [[20.0 + 300 * (number == 4)] for number in range(40)]  # one takes very long
     turns["every=1000", 1] = Turns(0.0, [2.0] * 40, {1}, checks, EVERY)
     counts = row(turns, "every=1000", 1, Attached(llm.worker)).counts
-    assert counts["of off"] == pytest.approx(1 + 0.0275 / 2)
-    assert 1 + 0.020 / 2 <= counts["low"] < 1 + 0.021 / 2 and counts["high"] > 1 + 0.040 / 2
+    assert counts["of off"] == pytest.approx(1 + 27.5 / 36 / 2)
+    assert 1 + 20 / 36 / 2 <= counts["low"] < 1 + 21 / 36 / 2 and counts["high"] > 1 + 40 / 36 / 2
 
 
 @pytest.mark.parametrize(
@@ -384,6 +386,7 @@ def test_bounds_hold_the_rounds_and_the_checks(llm, monkeypatch):
         ("every=1000", {}, "correct"),
         ("every=1000", {"checks": NO_COST[:FEWEST] + ((),) * 2}, "correct"),
         ("every=1000", {"checks": NO_COST[: FEWEST - 1] + ((),) * 3}, "wrong"),
+        ("guard", {"checks": NO_COST[: FEWEST - 1] + ((),) * 3}, "wrong"),
         ("guard", {"rounds": FEWEST}, "correct"),
         ("guard", {"rounds": FEWEST - 1}, "wrong"),  # its bounds hold nothing at 95 %
         ("off", {"rounds": FEWEST}, "wrong"),  # one ratio less
@@ -402,8 +405,8 @@ def test_a_step_has_its_part_of_the_mean_check_and_the_longest_is_told(llm):
     counts = {name: made.counts[name] for name in ("checks", "check ms", "longest")}
     assert counts == {"checks": 16, "check ms": 40.0, "longest": 90.0}
     assert "after" not in made.counts  # each round has one: what it leaves is in their times
-    assert made.counts["of off"] == pytest.approx(2.04 / 2)
-    assert made.ms["token"].median == pytest.approx(2.04)
+    assert made.counts["of off"] == pytest.approx((2 + 40 / 18) / 2)  # 16 of them in 288 steps of the engine
+    assert made.ms["token"].median == pytest.approx(2 + 40 / 18, abs=1e-3)
 
 
 def test_what_a_check_leaves_behind_it_is_a_part_of_its_price(llm):
@@ -411,15 +414,15 @@ def test_what_a_check_leaves_behind_it_is_a_part_of_its_price(llm):
     ms, checks = [2.2, 2.0, 2.0, 2.0] * 2, ((20.0,), (), (), ()) * 2
     turns = Turns(0.0, ms, {1}, [*map(list, checks)], EVERY)
     assert STEPS == 10 and in_turn.after(turns) == pytest.approx(2.0)
-    assert in_turn.price(turns) == pytest.approx(22.0 / EVERY)
+    assert in_turn.price(turns) == pytest.approx(22.0 / 144)
     turns = Turns(0.0, [1.8, 2.0, 2.0, 2.0] * 2, {1}, [*map(list, checks)], EVERY)
     assert in_turn.after(turns) == pytest.approx(-2.0)
-    assert in_turn.price(turns) == pytest.approx(20.0 / EVERY)  # none gets faster by it
+    assert in_turn.price(turns) == pytest.approx(20.0 / 144)  # none gets faster by it
     two = Turns(0.0, [2.2, 2.0], {1}, [[20.0, 20.0], []])
     assert in_turn.after(two) == pytest.approx(1.0)
 
 
-def test_checks_that_rest_are_spread_over_the_steps_between_them(llm):
+def test_checks_are_spread_over_the_steps_between_them(llm):
     """Of the engine, others lie between: 40 turns of 12 steps for two checks are 720 of its steps for one."""
     ms, checks = [2.0] * 40, ((20.0,), *[()] * 19) * 2
     turns = Turns(0.0, ms, {1}, [*map(list, checks)], every=100)
@@ -437,6 +440,10 @@ def test_what_a_guard_asks_now_and_then_is_a_part_of_its_price(llm):
 
 def test_a_guard_that_never_asks_is_wrong(llm):
     assert row_of(llm, "guard", checks=((),) * 8).verdict == "wrong"
+
+
+def test_five_rounds_are_drawn_together():
+    assert 5 * PARTS // len(OURS) == in_turn.BLOCK
 
 
 def test_rounds_that_lie_near_each_other_are_drawn_together(llm, monkeypatch):

@@ -12,9 +12,10 @@ more than twice as long (2026-11-28, an H100).
 
 A check takes as long as some replays of a guard, or many of `every=1000`, and most turns have none: a median
 of turns would hide it. So its time, by its own clock, is taken out of the turn that it falls into, and the
-mean check is spread over the steps that lie between two: of `every=1000` a thousand, of a guard those that
-were made. What else a check leaves behind for the steps after it is told apart (`after`), as the mean of
-turns with a check less that of those without, and is added as well, where it is more than nothing.
+mean check is spread over the steps that lay between two: of `every=1000` those of the engine, about a
+thousand, of a guard those that it was there for. What else a check leaves behind for the rest of its turn is
+told apart (`after`), as the mean of turns with a check less that of those without, and is added as well,
+where it is more than nothing. What lasts longer, the next turns have, of whatever way: nobody sees that.
 """
 
 import json
@@ -70,7 +71,7 @@ class Turns:
     ms: list[float] = field(default_factory=list)  # a token, in each turn, without checks
     answers: set[tuple[int, ...]] = field(default_factory=set)  # all that there were
     checks: list[list[float]] = field(default_factory=list)  # milliseconds of each, by turn
-    every: int = 0  # steps of the engine between two checks; 0: as many as there were
+    every: int = 0  # so many steps of the engine are meant to lie between two checks; 0: of this way
     graph_ms: list[float] = field(default_factory=list)  # on the device: a replay of the graph alone
 
 
@@ -188,9 +189,6 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
         RuntimeError: a guard or audits could not be attached, and why.
     """
     log = list[str]()
-    handler = logging.Handler()
-    handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
-    LOG.addHandler(handler)
     others = {way: Stock(settings["folder"]) for way in STOCK}
     try:
         return _measured(settings, others, log)
@@ -201,6 +199,9 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _measured(settings: dict[str, Any], others: dict[str, Stock], log: list[str]) -> dict[str, Any]:
     mrv2lab_vllm.attach()  # also where it is not installed as a plugin
+    handler = logging.Handler()
+    handler.emit = lambda record: log.append(record.getMessage())  # type: ignore[method-assign]
+    LOG.addHandler(handler)  # not before vLLM is imported: its own settings take handlers away
     llm = start(settings["folder"])
     try:
         attached = Attached(llm.llm_engine.model_executor.driver_worker.worker)
@@ -372,7 +373,7 @@ def row(turns: dict[tuple[str, int], Turns], way: str, load: int, attached: Atta
     if way == "guard":
         values = attached.values(load)
         counts |= {"values": values, "graphs": len(guard._graphs), "told": len(guard.told)}
-        did = values > 0 and bool(checks) and not guard.told
+        did = values > 0 and len(checks) >= FEWEST and not guard.told
     elif way == "every=1000":
         findings = sum(sum(numbers) for numbers in audit.found.values())
         off_by, failed = audit.num["apart"], audit.num["failed"]
@@ -422,8 +423,7 @@ def price(turns: Turns, numbers: Sequence[int] | None = None) -> float:
     if not checks:
         return 0.0
     between = len(numbers) * (AWAKE + STEPS) / len(checks)
-    # As many as there were; of the engine's, where others lie between: checks rest where they take too long.
-    between = max(turns.every, len(OURS) * between) if turns.every else between
+    between *= len(OURS) if turns.every else 1  # of the engine's: others lie between, as in a server
     return (fmean(checks) + max(0.0, after(turns, numbers) or 0.0)) / between
 
 
