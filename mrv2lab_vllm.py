@@ -8,8 +8,9 @@ package for the same reason: to import that where no NVIDIA GPU is sets Triton's
 Why the order holds. Executors, but for elastic expert parallelism, ask a `WorkerWrapperBase` by name to warm
 up, and it asks its worker. Plugins
 are loaded in its `init_worker`, or earlier in the same process, so what is set on its class here is found.
-Captures come later, and whoever makes a graph in vLLM says `torch.cuda.CUDAGraph()` then; nobody imports that
-by name. What stands there meanwhile is what they make. Read in 0.23.0 and 0.26.0.
+Captures come later, but for V1's drafts of Gemma 4, and whoever makes a graph in vLLM says
+`torch.cuda.CUDAGraph()` then; nobody imports that by name. What stands there meanwhile is what they make.
+Read in 0.23.0 to 0.33.0.
 """
 
 import logging
@@ -46,7 +47,7 @@ def attach() -> None:
     except Exception as error:  # vLLM guards the loading of a plugin, and not its call
         LOG.warning("nothing is %s: %s", what, error)
         return
-    if __version__.rpartition(".")[0] not in TRIED:
+    if ".".join(__version__.split(".")[:2]) not in TRIED:
         tried = "audits were" if audits else "the guard was"
         LOG.warning("%s tried with vllm %s; this is %s", tried, ", ".join(TRIED), __version__)
     if audits and "torch" in sys.modules:  # as it is where vLLM runs

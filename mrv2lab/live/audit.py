@@ -68,8 +68,10 @@ def why_not(config: Any) -> str:
         if (size := getattr(config.parallel_config, name, 1)) > 1:
             return f"{size} ranks wait for each other inside a step ({name}), and each audit goes its own way"
     several = getattr(config.parallel_config, "tensor_parallel_size", 1) > 1
-    if several and os.environ.get(NCCL_MEMORY) == "1":
+    if several and os.environ.get(NCCL_MEMORY, "0") not in ("", "0"):
         return f"ranks register memory together, as it is allocated ({NCCL_MEMORY}), and audits allocate more"
+    if getattr(getattr(config, "speculative_config", None), "enable_adaptive_verification", False):
+        return "drafts are chosen by how long graphs took when they were captured, and an audit adds to them"
     return ""
 
 

@@ -41,8 +41,6 @@ LOG = logging.getLogger("vllm.mrv2lab")
 COPIES = 12  # of the KV cache in host memory: before and behind each pass of an audit
 MOST_AUDITS = 5  # of a key: what differs each time, and nothing is found, is not to cost an audit each time
 TELL_EACH = 100  # checks
-SHARE = 1 / 50  # of the time that steps take, in which checks may be made
-MANY = 100  # steps, of which as many tell how long one takes
 PIECES = (
     "vllm.compilation.cuda_graph.CUDAGraphWrapper",
     "vllm.compilation.breakable_cudagraph.BreakableCUDAGraphWrapper",
@@ -74,11 +72,6 @@ class Served(Steps):
     found: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))  # by each audit of a key
     changed: dict[Any, list[torch.Tensor]] = field(default_factory=dict)  # in place, by a step of a key
     num: Counter[str] = field(default_factory=Counter)  # of what `totals` says
-    steps: int = 0  # replays of all keys
-    rests_until: int = 0  # the step before which no check is made
-    step_s: float = inf  # that a step takes, the shortest mean of many that there was
-    # since when that is being asked, of which step on, and how long checks have taken meanwhile
-    asked: tuple[float, int, float] | None = None
     differ: str = ""  # which keys ranks have picked for the step of now, where they differ
 
     @classmethod
@@ -107,7 +100,8 @@ class Served(Steps):
 
         if worker.vllm_config.kv_transfer_config is not None:  # what arrives meanwhile would be put back
             raise AuditError("a KV connector writes the cache while a step goes on (kv_transfer_config)")
-        cached = sum(cache.size for cache in worker.model_runner.kv_cache_config.kv_cache_tensors)
+        caches = (cache.untyped_storage() for _, cache in tensors_of(worker.model_runner.kv_caches))
+        cached = sum({memory.data_ptr(): memory.nbytes() for memory in caches}.values())
         logits = getattr(getattr(worker.model_runner, "speculator", None), "draft_logits", None)
         needed = COPIES * (cached + (0 if logits is None else logits.nbytes))
         needed *= getattr(worker.vllm_config.parallel_config, "local_world_size", 1)  # of this host
@@ -124,19 +118,23 @@ class Served(Steps):
             yield
 
     def begin(self) -> None:
-        """From now on the worker serves."""
+        """From now on the worker serves. All ranks audit, or none: one alone would wait for the others."""
+        why = None
         try:
             if not (self.captured() or encoders.are_captured(self.runner)):
-                LOG.warning("nothing is audited: %s", self.why_none())
+                why = self.why_none()
             elif hasattr(self, "_audit"):
                 LOG.info("%s can be audited; reports: %s", counted(len(self.captured()), "key"), self.file)
                 for told in self.left_out():
                     LOG.info("%s", told)
                 atexit.register(_end, ref(self))
-                self.scenario = FIRST
                 self._withhold_patterns()
         except Exception as error:
-            LOG.warning("nothing is audited: %s", error)
+            why = str(error) or type(error).__name__
+        if not_here := [told for told in self.ranks.gather(why).values() if told is not None]:
+            LOG.warning("nothing is audited: %s", why or not_here[0])
+        elif hasattr(self, "_audit"):
+            self.scenario = FIRST
 
     def _withhold_patterns(self) -> None:
         """What is served gives no patterns to what it allocates: only an audit needs them."""
@@ -190,9 +188,8 @@ class Served(Steps):
         """As for all steps; and where its turn has not come, as in nearly each step of a server."""
         if self.scenario is None or self.differ:
             return True
-        self.steps += 1
         turn = self.turns[desc]
-        if is_early := turn.replays + 1 < turn.next or (turn.replays > 0 and self.steps < self.rests_until):
+        if is_early := turn.replays + 1 < turn.next:
             turn.replays += 1
         return is_early
 
@@ -204,14 +201,18 @@ class Served(Steps):
         turn = self.turns[key]
         turn.replays += 1
         is_first = turn.replays == 1
-        if turn.replays < turn.next or (not is_first and self.steps < self.rests_until):  # pieces come here
+        if turn.replays < turn.next:  # pieces come here each time
             return
-        why = None
+        step, why = None, None
         try:
             step = kind(self.runner, prepared, replay)
-            (self._audit_in_full if is_first else self._check)(step)
         except Exception as error:
-            why = str(error)
+            why = str(error) or type(error).__name__
+        if all(self.ranks.gather(step is not None).values()):  # else the others would wait inside of it
+            try:
+                (self._audit_in_full if is_first else self._check)(step)  # type: ignore[arg-type]
+            except Exception as error:
+                why = str(error) or type(error).__name__
         if given_up := [told for told in self.ranks.gather(why).values() if told is not None]:
             self.changed.pop(key, None)
             self.num["failed"] += 1
@@ -241,9 +242,6 @@ class Served(Steps):
     def _check(self, step: Met) -> None:
         """Replay the step and run it eagerly, on the same contents; where that is apart, audit it."""
         begin, off, why = time.perf_counter(), 0.0, None
-        if self.asked is not None and (made := self.steps - self.asked[1]) >= MANY:
-            self.step_s = min(self.step_s, (begin - self.asked[0] - self.asked[2]) / made)
-            self.asked = None
         try:
             with Saved(self.changed[step.desc]) as saved:
                 step.prepare()
@@ -255,24 +253,19 @@ class Served(Steps):
                 off = max(is_off(served[path], right[path]) for path in right)
         except Exception as error:
             why = str(error) or type(error).__name__
-        finally:
+        try:
             step.put_back()
+        except Exception as error:
+            why = why or str(error) or type(error).__name__
         found = self.found[step.desc]
         asks = bool(off and not any(found) and len(found) < MOST_AUDITS)
-        end = time.perf_counter()
-        since, first, spent = self.asked or (end, self.steps, begin - end)
-        self.asked = since, first, spent + end - begin
-        told = self.ranks.gather(
-            (asks, why, (end - begin) / self.step_s)
-        ).values()  # whatever has happened here
-        # Of all ranks the same: one that rests longer would leave the others waiting.
-        self.rests_until = self.steps + int(max(steps for *_, steps in told) / SHARE)
-        if failed := [one for _, one, _ in told if one is not None]:
+        told = self.ranks.gather((asks, why)).values()  # once, whatever has happened here
+        if failed := [one for _, one in told if one is not None]:
             raise AuditError(why or failed[0])
         self.num["checks"] += 1
-        self.num["us"] += int(1e6 * (end - begin))
+        self.num["us"] += int(1e6 * (time.perf_counter() - begin))
         self.num["apart"] += bool(off)
-        if any(asked for asked, *_ in told):
+        if any(asked for asked, _ in told):
             LOG.warning("%s, replay %d: %.2g apart", self._name(step), self.turns[step.desc].replays, off)
             self._audit_in_full(step, off)
         if self.num["checks"] % TELL_EACH == 0:

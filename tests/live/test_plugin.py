@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -92,11 +91,10 @@ class Runner:
     """`GPUModelRunner`, as far as an audit looks at it."""
 
     def __init__(self, sizes=(2, 4)):
-        self.model, self.cudagraph_manager, self.kv_caches = Model(), Manager(sizes), []
+        self.model, self.cudagraph_manager, self.kv_caches = Model(), Manager(sizes), [torch.empty(1 << 18)]
         self.buffer, self.lora_config, self.attn_groups, self.speculator = torch.ones(8), None, [], None
         groups = [SimpleNamespace(kv_cache_spec=AttentionSpec())]
-        tensors = [SimpleNamespace(size=1 << 20)]
-        self.kv_cache_config = SimpleNamespace(kv_cache_groups=groups, kv_cache_tensors=tensors)
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=groups)
         self.model_state = SimpleNamespace(prepare_attn=lambda *args: None)
         self.vllm_config = config()
 
@@ -148,7 +146,6 @@ def vllm(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "reports"))
     monkeypatch.setattr(plugin.atexit, "register", lambda *args: None)
     monkeypatch.setattr(plugin.gc, "freeze", lambda: None)
-    monkeypatch.setattr(plugin, "SHARE", math.inf)  # a clock has no say
     caplog.set_level(logging.INFO, "vllm.mrv2lab")
 
 
@@ -368,6 +365,25 @@ def test_the_keys_of_one_rank_are_not_watched():
     assert "dispatch" not in vars(runner.cudagraph_manager)
 
 
+def test_only_the_runner_asks_for_the_key_of_a_step():
+    """`FastPrefillHelper` asks the same manager in the same step, and not on all ranks."""
+    picked = []
+    runner = Runner()
+    steps = SimpleNamespace(runner=runner, rank_name="rank 0", scenario="first", pick=picked.append)
+    v2.watch(steps)
+
+    class FastPrefillHelper:
+        def prepare(self):
+            return runner.cudagraph_manager.dispatch(2)
+
+    def dispatch_and_sync(manager, size):
+        return manager.dispatch(size)
+
+    asked = dispatch_and_sync(runner.cudagraph_manager, 4)
+    FastPrefillHelper().prepare()
+    assert picked == [asked]
+
+
 def test_where_ranks_are_apart_nothing_is_looked_at_until_they_agree_again():
     _, served = serving()
     agreed = iter([False, True])
@@ -438,35 +454,6 @@ def test_a_check_prepares_for_each_pass_and_asks_for_each_result(monkeypatch):
     assert served.num["checks"] == 2 and served.num["us"] == pytest.approx(40_000, abs=2)
 
 
-def test_checks_take_a_fiftieth_of_the_time_of_steps_at_most(monkeypatch):
-    """Steps take 2 ms and checks 30, so that 750 steps lie between two, though each second one is asked."""
-    monkeypatch.setattr(plugin, "SHARE", 1 / 50)
-    now, (runner, served) = [0.0], serving(every=2)
-    check = plugin.Served._check
-
-    def timed_check(self, step):
-        make = step.eager
-
-        def eager():
-            now[0] += 0.030
-            return make()
-
-        step.eager = eager
-        return check(self, step)
-
-    monkeypatch.setattr(plugin.Served, "_check", timed_check)
-    monkeypatch.setattr(plugin.time, "perf_counter", lambda: now[0])
-    at = list[int]()
-    for number in range(2400):
-        before = served.num["checks"]
-        runner.execute_model([1.0, 2.0])
-        now[0] += 0.002
-        at += [number] * (served.num["checks"] - before)
-    assert at[:2] == [1, 3]  # nobody knows yet how long a step takes
-    later = [b - a for a, b in zip(at[-3:], at[-2:], strict=False)]
-    assert served.step_s == pytest.approx(0.002) and all(750 <= gap <= 754 for gap in later)
-
-
 def test_dummy_steps_are_not_audited():
     runner, served = serving()
     runner.execute_model([1.0, 2.0], dummy_run=True)
@@ -508,7 +495,8 @@ def test_a_cache_of_which_twelve_copies_do_not_fit_is_not_copied(copies, num_ran
     monkeypatch.setattr(plugin.lifeline, "free", lambda: copies << 30)
     made = worker()
     made.vllm_config.parallel_config.local_world_size = num_ranks
-    made.model_runner.kv_cache_config.kv_cache_tensors[0].size = 1 << 30
+    cache = torch.empty(1 << 30, dtype=torch.uint8)
+    made.model_runner.kv_caches = [cache, cache[1:]]  # of two groups of layers, which share it
     refused = pytest.raises(AuditError, match=f"and {copies} are there")
     with refused if copies % 12 else nullcontext():
         Served.of(made, 0)

@@ -82,6 +82,18 @@ def test_a_check_that_raises_on_one_rank_is_given_up_by_all(tmp_path):
         assert [one["error"] for one in rank["told"] if "error" in one] == ["not on this rank"]
 
 
+@pytest.mark.parametrize("what", ["put back raises", "making raises"])
+def test_whatever_raises_around_a_check_leaves_none_waiting(what, tmp_path):
+    for rank in ranks(what, tmp_path):
+        assert rank["answers"] == RIGHT and findings(rank) == [[], []]
+        assert "1 given up" in rank["totals"]
+
+
+def test_where_one_rank_cannot_begin_none_audits(tmp_path):
+    for rank in ranks("begin raises", tmp_path):
+        assert rank["answers"] == RIGHT and findings(rank) == []
+
+
 def test_all_ranks_check_a_key_or_none(tmp_path):
     for rank in ranks("nothing written", tmp_path):
         assert rank["answers"] == RIGHT and findings(rank) == [[], []] and "check" not in rank["totals"]

@@ -1,7 +1,6 @@
 """Steps of the V1 runner, without vLLM and without a GPU: a runner of its shape on the emulator."""
 
 import logging
-import math
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -104,7 +103,7 @@ class Runner:
         self.cudagraph_dispatcher = SimpleNamespace(
             get_capture_descs=lambda: [(FULL, keys)], cudagraph_mode=FULL
         )
-        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[], kv_cache_tensors=[SimpleNamespace(size=9)])
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[])
         self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(), kv_transfer_config=None)
 
     def get_model(self):
@@ -147,7 +146,6 @@ def vllm(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MRV2LAB_AUDIT_DIR", str(tmp_path / "reports"))
     monkeypatch.setattr(plugin.atexit, "register", lambda *args: None)
     monkeypatch.setattr(plugin.gc, "freeze", lambda: None)
-    monkeypatch.setattr(plugin, "SHARE", math.inf)  # a clock has no say
     caplog.set_level(logging.INFO, "vllm.mrv2lab")
 
 

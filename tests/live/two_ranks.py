@@ -59,6 +59,8 @@ def main(what: str, rank: int, folder: Path) -> None:
     served.backend = "emulated"
     with served.capturing():
         runner.capture_model()
+    if what == "begin raises" and rank == 1:
+        served.left_out = raising
     served.begin()
     if what == "frozen" and rank == 1:
         runner.model.scale = 3.0  # its graphs keep the number that it was
@@ -66,6 +68,23 @@ def main(what: str, rank: int, folder: Path) -> None:
         served._audit.step = raising
     elif what == "check raises" and rank == 1:
         plugin.is_off = raising
+    elif what == "put back raises" and rank == 1:
+        check = served._check
+
+        def check_and_raise(step: v2.Step) -> None:
+            calls = iter([step.put_back, step.put_back, raising])  # two passes begin by it
+            step.put_back = lambda: next(calls)()
+            check(step)
+
+        served._check = check_and_raise
+    elif what == "making raises" and rank == 1:  # of the second one, which is to be checked
+        make, made_so_far = v2.Step.__init__, []
+
+        def make_or_raise(step: v2.Step, *args: object) -> None:
+            made_so_far.append(step)
+            make(step, *args) if len(made_so_far) != 2 else raising()
+
+        v2.Step.__init__ = make_or_raise
     elif what == "nothing written" and rank == 1:
         served.changed = Forgetful()
     elif what == "apart" and rank == 1:  # it takes the same graph, by another key
