@@ -35,9 +35,10 @@ def unasked(evidence: Evidence) -> str | None:
     passes, rows = evidence.passes, evidence.passes.num_rows
     if rows is None or any(part.mask.any() for part in _behind(evidence, rows).values()):
         return None
-    shadows = ((tensor, passes.refreshed.get(storage_of(tensor))) for tensor in passes.static())
-    written = (tensor for tensor, shadow in shadows if shadow is not None and shadow.written.any())
-    if (padded := next((tensor for tensor in written if len(tensor) > rows), None)) is None:
+    long = (tensor for tensor in passes.static() if tensor.dim() and len(tensor) > rows)
+    shadows = ((tensor, passes.refreshed.get(storage_of(tensor))) for tensor in long)
+    views = ((tensor, shadow.view(tensor)) for tensor, shadow in shadows if shadow is not None)
+    if (padded := next((t for t, view in views if view is not None and leads(view, rows)), None)) is None:
         return None
     told = f"vary() has written {evidence.called(padded)} behind its {rows} real rows too"
     return f"{told}, so what they do to the real ones was not asked: let it write those alone"
@@ -98,7 +99,7 @@ class _Padded:
             self.engine.vary()
         for path, tensor in held.items():
             written = shadows[storage_of(tensor)].view(tensor)
-            if written is None or not written.any():
+            if written is None or not leads(written, self.engine.rows()):
                 continue
             known = self._written.get(path, np.zeros_like(written))
             self._written[path] = known | written
@@ -120,7 +121,8 @@ class _Padded:
             return self._run()
         finally:
             with torch.inference_mode():
-                put((tensor, torch.where(mask, before, tensor)) for tensor, before, mask in self._masked)
+                for tensor, before, mask in reversed(self._masked):  # two may view the same memory
+                    put([(tensor, torch.where(mask, before, tensor))])
             self._masked.clear()
 
 
@@ -128,7 +130,15 @@ def _behind(evidence: Evidence, rows: int) -> dict[int, Part]:
     """What `vary` has left as it was behind the real rows, of inputs that it has written. What the step
     writes and has another number of rows than its results is no input: a pool of blocks or slots."""
     written = {storage_of(tensor) for capture in evidence.captures for tensor in capture.written}
-    parts = [part for part in not_refreshed(evidence).values() if part.is_partly]
+    parts = [part for part in not_refreshed(evidence).values() if leads(~part.mask, rows)]
     sizes = evidence.passes.row_counts
     inputs = (p for p in parts if len(p.tensor) in sizes or storage_of(p.tensor) not in written)
     return {n: part.of_rows(rows, None) for n, part in enumerate(inputs)}
+
+
+def leads(written: np.ndarray, rows: int) -> bool:
+    """Whether `vary` has written in the first rows of a tensor, one after the other, and as many as are real:
+    not in a slot or a block of a pool, or in one place of a ring."""
+    in_row = [bool(row.any()) for row in written]
+    num_first = next((number for number, is_written in enumerate(in_row) if not is_written), len(in_row))
+    return num_first >= max(1, min(rows, len(in_row))) and not any(in_row[num_first:])

@@ -205,6 +205,48 @@ def test_padding_that_is_left_in_a_state_shows_where_a_later_request_reads_it(ho
     assert all(f.where.source for f in found)
 
 
+def two_names(device):
+    """Of the same memory."""
+    x, batch = torch.ones(4, 2, device=device), SimpleNamespace(size=4)
+    column, sizes = x[:, 0], iter([4, 2, 3, 1, 4])
+
+    def vary():
+        batch.size = next(sizes)
+        x[: batch.size] += 1
+
+    return SimpleNamespace(step=lambda: x.sum(1) + column, vary=vary, rows=lambda: batch.size)
+
+
+def filled_in_turn(device, step, num_rows):
+    """A slot, place or row at a time, of what the step only reads."""
+    pool, x, turn = torch.eye(num_rows, 4, device=device), torch.ones(4, 4, device=device), [0]
+    slots = torch.zeros(4, dtype=torch.int64, device=device)
+
+    def vary():
+        turn[0] += 1
+        pool[(turn[0] + 2) % num_rows] += turn[0]
+        slots[:2] = torch.tensor([turn[0] % num_rows, 0])
+        x[:2] += 1
+
+    return SimpleNamespace(step=lambda: step(x, pool, slots), vary=vary, rows=lambda: 2)
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        two_names,
+        partial(filled_in_turn, step=lambda x, pool, slots: x * pool[slots], num_rows=8),
+        partial(filled_in_turn, step=lambda x, pool, slots: x + pool.sum(0), num_rows=4),
+        partial(filled_in_turn, step=lambda x, pool, slots: x @ pool, num_rows=4),
+    ],
+)
+def test_what_is_no_padding_is_not_taken_for_it(make, has_twin, device, backend):
+    one, twin = make(device), partial(make, device) if has_twin else None
+    report = audit(one.step, vary=one.vary, rows=one.rows, twin=twin, backend=backend)
+    assert not report.findings and not any("behind its" in note for note in report.notes)
+
+
 def test_what_a_step_only_rebinds_is_left_behind_for_who_reads_it_later(device, backend):
     def make():
         x, layer = (
