@@ -130,7 +130,9 @@ def unfix(
     from mrv2lab.upstream.unfix import Edit, diff
 
     edit = Edit(where, find, put, matches)
-    out.print(str(diff(edit)), soft_wrap=True, highlight=False, markup=False)
+    if not (changes := diff(edit)).lines:
+        raise BadInput(f"--put {put} changes nothing")
+    out.print(str(changes), soft_wrap=True, highlight=False, markup=False)
     if not tests:
         return
     failed, number = noticed(edit, versions, tests)

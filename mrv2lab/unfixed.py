@@ -1,7 +1,7 @@
 """A fix taken out of an installed package while tests run: does one of them notice?
 
-`noticed` runs pytest twice, once as things are and once with this module as its plugin, which makes the edit
-that the environment names (`mrv2lab.upstream.unfix`). Nothing is written into the package.
+`noticed` runs pytest as things are and with this module as its plugin, which makes the edit that the
+environment names (`mrv2lab.upstream.unfix`). Nothing is written into the package.
 """
 
 import json
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from mrv2lab.errors import BadInput
+from mrv2lab.errors import BadInput, counted
 from mrv2lab.upstream.unfix import Edit, unfix
 from mrv2lab.upstream.unfix import _version as version_of
 
@@ -34,33 +34,49 @@ def noticed(edit: Edit, versions: str | None, tests: Sequence[str]) -> tuple[dic
         Tests that fail with it alone, by name, each with the first line of what it says; and how many ran.
 
     Raises:
-        BadInput: they fail without it too, none ran, or the edit cannot be made.
+        BadInput: they fail without it too, not all ran to their end, or the edit cannot be made.
     """
-    failed, number = _run(tests)
-    if failed:
-        name, why = next(iter(failed.items()))
+    as_is = _run(tests)
+    if as_is.failed:
+        name, why = next(iter(as_is.failed.items()))
         raise BadInput(f"{name} fails with nothing taken out: {why}")
     asked = json.dumps(asdict(edit) | {"versions": versions})
-    return _run(["-p", __name__, *tests], {ASKED: asked})[0], number
+    without = _run(["-p", __name__, *tests], {ASKED: asked})
+    if without.number != as_is.number or without.code not in (0, 1):  # they are skipped, or pytest was left
+        ran = f"{without.number} of {counted(as_is.number, 'test')} ran"
+        raise BadInput(f"with it taken out {ran}, and pytest ended with {without.code}: {without.said}")
+    if without.failed and (again := _run(tests).failed):
+        raise BadInput(f"{next(iter(again))} fails now and then, with nothing taken out too")
+    return without.failed, as_is.number
 
 
-def _run(args: Sequence[str], env: dict[str, str] | None = None) -> tuple[dict[str, str], int]:
-    """Tests that failed, and how many ran. BadInput: none did."""
+class _Ran(NamedTuple):
+    """What a run of pytest has come to."""
+
+    failed: dict[str, str]  # the first line that each test says
+    number: int  # of tests that were not skipped
+    code: int  # exit status
+    said: str  # its last line
+
+
+def _run(args: Sequence[str], env: dict[str, str] | None = None) -> _Ran:
+    """BadInput: no test ran."""
     with tempfile.TemporaryDirectory(prefix="mrv2lab-") as folder:
         report = Path(folder, "junit.xml")
-        command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *args]
+        command = [sys.executable, "-m", "pytest", "-q", *args, f"--junit-xml={report}"]
         done = subprocess.run(command, env=os.environ | (env or {}), text=True, capture_output=True)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    last = f"signal {-done.returncode} ended it" if done.returncode < 0 else said[-1] if said else "nothing"
     ran = [case for case in cases if case.find("skipped") is None]
     if not ran:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise BadInput(f"pytest ran no test: {said[-1] if said else f'it ended with {done.returncode}'}")
+        raise BadInput(f"pytest ran no test to its end: {last}")
     failed = dict[str, str]()
     for case in ran:
         for why in (*case.findall("failure"), *case.findall("error")):
             name = "::".join(filter(None, (case.get("classname"), case.get("name"))))
             failed.setdefault(name, (why.get("message") or "it failed").splitlines()[0])
-    return failed, len(ran)
+    return _Ran(failed, len(ran), done.returncode, last)
 
 
 def pytest_configure(config: Any) -> None:

@@ -19,6 +19,8 @@ class Planner:
         return self.plan
 """
 TESTS = """
+import os
+from pathlib import Path
 import pytest
 from kept_plan import planner
 
@@ -36,6 +38,30 @@ def test_none():
 
 def test_red():
     assert planner().capture(1) == "never"
+
+def is_kept():
+    kept = planner()
+    kept.capture(1)
+    return kept.capture(2) == [1]
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_skips(number):
+    if number == 2 and is_kept():
+        pytest.skip("not with this planner")
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_leaves(number):
+    if is_kept():
+        pytest.exit("the engine is dead", returncode=2)
+
+def test_aborts():
+    if is_kept():
+        os.abort()
+
+def test_now_and_then():
+    times = Path(__file__).with_name("times")
+    times.write_text(times.read_text() + "x" if times.exists() else "x")
+    assert len(times.read_text()) < 2
 """
 
 
@@ -69,7 +95,7 @@ def test_without_tests_it_shows_what_would_be_taken_out(ask):
 
 
 def test_those_that_fail_with_it_alone_notice(ask):
-    told, code, _ = ask("--", "test_plan.py", "--deselect=test_plan.py::test_red")
+    told, code, _ = ask("--", "test_plan.py::test_one", "test_plan.py::test_two")
     *_, who, number = told.splitlines()
     assert (who, number, code) == (
         "test_plan::test_two: assert [1] == [2]",
@@ -84,9 +110,17 @@ def test_those_that_fail_with_it_alone_notice(ask):
     "arguments, why",
     [
         (["test_plan.py"], "test_plan::test_red fails with nothing taken out: "),
-        (["test_plan.py::test_none"], "pytest ran no test: "),
+        (["test_plan.py::test_none"], "pytest ran no test to its end: 1 skipped"),
         (["nowhere.py"], "file or directory not found: nowhere.py"),
         (["test_plan.py::test_one", "--versions", "==2"], "kept_plan 1.2 is installed; the edit of"),
+        (["--put", "..."], "--put ... changes nothing"),
+        (["test_plan.py::test_skips"], "with it taken out 1 of 2 tests ran, and pytest ended with 0: "),
+        (["test_plan.py::test_leaves"], "with it taken out 1 of 2 tests ran, and pytest ended with 2: "),
+        (["test_plan.py::test_aborts"], "pytest ran no test to its end: signal 6 ended it"),
+        (
+            ["test_plan.py::test_now_and_then"],
+            "test_now_and_then fails now and then, with nothing",
+        ),
         (["--find", "self.plan = 3"], "looked for `self.plan = 3` in kept_plan.plan:Planner.capture"),
     ],
 )
