@@ -127,13 +127,13 @@ class Served(Steps):
                 LOG.info("%s can be audited; reports: %s", counted(len(self.captured()), "key"), self.file)
                 for told in self.left_out():
                     LOG.info("%s", told)
-                atexit.register(_end, ref(self))
                 self._withhold_patterns()
         except Exception as error:
             why = str(error) or type(error).__name__
         if not_here := [told for told in self.ranks.gather(why).values() if told is not None]:
             LOG.warning("nothing is audited: %s", why or not_here[0])
         elif hasattr(self, "_audit"):
+            atexit.register(_end, ref(self))
             self.scenario = FIRST
 
     def _withhold_patterns(self) -> None:
