@@ -72,7 +72,7 @@ def keep(
             why = f"it had said {size >> 20} MiB, and may say {OUTPUT >> 20}"
             break
         if time.monotonic() > look:
-            if (has := sum(map(_has, _below()))) > bound:
+            if has := _too_much(bound):
                 why = f"it had {_gib(has)} GiB of host memory, and may have {_gib(bound)}"
                 break
             look = time.monotonic() + LOOK_S
@@ -178,6 +178,24 @@ def free() -> int:
         cached = next(int(number) for name, number in lines if name == "inactive_file")
         there = min(there, limit - used + cached)
     return there
+
+
+def _too_much(bound: int) -> int:
+    """Bytes that all below have, where that is more than they may; else 0."""
+    below = _below()
+    if sum(map(_at_most, below)) <= bound:
+        return 0
+    has = sum(map(_has, below))
+    return has if has > bound else 0
+
+
+def _at_most(process: psutil.Process) -> int:
+    """No less than `_has`, and cheap: that walks through all pages of a process, which may have to wait."""
+    with suppress(OSError):
+        lines = map(str.split, Path(f"/proc/{process.pid}/status").read_text().splitlines())
+        if sizes := [1024 * int(words[1]) for words in lines if words[:1] in (["VmRSS:"], ["VmSwap:"])]:
+            return sum(sizes)
+    return _has(process)
 
 
 def _has(process: psutil.Process) -> int:

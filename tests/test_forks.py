@@ -156,6 +156,34 @@ def test_memory_that_was_swapped_out_is_memory(monkeypatch, lines, has):
     assert lifeline._has(process) == has
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_pages_are_looked_through_only_where_the_bound_may_be_passed(monkeypatch):
+    """Whoever does that holds up the process that it looks at."""
+    monkeypatch.setattr(lifeline, "_below", lambda: [psutil.Process()] * 2)
+    looked, own = [], lifeline._has
+    monkeypatch.setattr(lifeline, "_has", lambda process: looked.append(process) or own(process))
+    assert lifeline._too_much(64 << 30) == 0
+    assert looked == []
+    assert lifeline._too_much(1 << 20) > 1 << 20
+    assert len(looked) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_what_is_shared_is_too_much_only_if_its_parts_are(monkeypatch):
+    monkeypatch.setattr(lifeline, "_below", lambda: [psutil.Process()] * 2)
+    monkeypatch.setattr(lifeline, "_at_most", lambda process: 2 << 20)
+    monkeypatch.setattr(lifeline, "_has", lambda process: 1 << 20)
+    assert lifeline._too_much(3 << 20) == 0
+
+
+@pytest.mark.parametrize("status", ["VmRSS:\t 3 kB\nVmSwap:\t 4 kB\nVmPeak:\t 99 kB\n", "Name:\tzombie\n"])
+def test_what_is_resident_and_what_was_swapped_out(monkeypatch, status):
+    """One that has ended tells neither."""
+    monkeypatch.setattr(lifeline.Path, "read_text", lambda path: status)
+    monkeypatch.setattr(lifeline, "_has", lambda process: 5)
+    assert lifeline._at_most(SimpleNamespace(pid=1)) == (7 << 10 if "RSS" in status else 5)
+
+
 @pytest.mark.parametrize("said", ["0", "-1", "inf", "nan", "much"])
 def test_a_bound_of_memory_that_is_none_is_bad_input(said, monkeypatch):
     monkeypatch.setenv(lifeline.MEMORY, said)
