@@ -465,11 +465,14 @@ def audit_model(
     save: SaveTo = None,
 ) -> None:
     """Audit what vLLM's engine captures of a checkpoint."""
-    from mrv2lab.live.audited import job_of_model
+    from mrv2lab.live import scenarios
+    from mrv2lab.live.audited import job_of_model, values_of
     from mrv2lab.live.releases import installed
     from mrv2lab.live.rung import missing_gpus
     from mrv2lab_vllm import TRIED
 
+    scenarios.chosen(scenario or ())  # a slip is told on any machine
+    values_of(engine or (), "vllm.LLM")
     if find_spec("vllm") is None:  # it may be of any release, but must be there
         lacks = [f"vllm ({', '.join(TRIED)} were tried)", *missing_gpus(1)]
         raise BadInput(f"audit model needs {' and '.join(lacks)}")

@@ -122,6 +122,15 @@ def test_recorded_audits_found_what_was_taken_out_and_nothing_else():
     assert str(kept.provenance.gpu).startswith("NVIDIA H")
 
 
+@pytest.mark.parametrize("slip", [["--scenario", "length"], ["--engine", "max_model_len"]])
+def test_a_slip_is_told_where_there_is_no_engine_either(slip, monkeypatch):
+    monkeypatch.setattr("mrv2lab.cli.find_spec", lambda name: None)
+    said = CliRunner().invoke(app, ["audit", "model", "folder", *slip])
+    assert said.exit_code == 2
+    assert slip[1] in said.output
+    assert "GPU" not in said.output
+
+
 def test_what_a_checkpoint_needs_is_said(monkeypatch):
     monkeypatch.setattr("mrv2lab.live.rung.torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("mrv2lab.cli.find_spec", lambda name: None)
