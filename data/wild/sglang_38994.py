@@ -1,7 +1,8 @@
 """Kimi Delta Attention went on with the state indices and accepted counts of warm-up when graphs were on. The
 graph runner uses one metadata object for warm-up and capture. The arrays are built by the first layer that
 needs them and kept on that object; warm-up builds them, capture finds them there, and no kernel that would
-build them anew gets into the graph. Repaired by dropping both at the start of what is captured.
+build them anew gets into the graph. Proposed repair: both are dropped at the start of
+what is captured.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Hidden states that were extracted through the drafts' path came back wrong for one token, always the
 same place. Batches are padded to the size of a graph, and padded tokens get slot -1. The cache is written
 by plain indexing, in which -1 is the last slot of the last block: a real one. Proposed repair (#43869):
-the usual cache kernel, which skips negative slots.
+the usual cache kernel, which skips negative slots; from 0.25.1 on padded tokens go to the null block instead.
 """
 
 from types import SimpleNamespace

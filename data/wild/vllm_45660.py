@@ -1,7 +1,7 @@
 """Quantized models now and then answered with garbage or padding tokens. A Marlin GEMM that splits its sum
 adds partial products to its output with atomics, and the output is allocated without being zeroed. In a
 graph it lies at the same address in each replay, so that a replay adds to what the one before has left.
-Repaired by zeroing it.
+Proposed repair: it is zeroed.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
 """Step3-VL with encoder graphs: an image's embedding, kept in the cache, came to stand for another image.
 What a graph of the encoder returns lies in a buffer that its next replay overwrites, so it is to be cloned
-before it is kept. For an image without local patches a shortcut returns the buffer itself. Repaired by
-cloning there too.
+before it is kept. For an image without local patches a shortcut returns the buffer itself. Proposed
+repair: a clone there too.
 """
 
 from types import SimpleNamespace

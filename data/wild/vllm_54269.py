@@ -1,7 +1,7 @@
 """Data parallel serving with asynchronous scheduling and drafts hung after minutes under load, without an
 error. The runner copies the inputs of a step from pinned buffers that it uses again for each step, and does
 not wait: the next step's preparation rewrites them before the copy has run, and ranks then disagree.
-Repaired with an event behind the copies, for which the next preparation waits.
+Proposed repair: an event behind the copies, for which the next preparation waits.
 """
 
 from types import SimpleNamespace

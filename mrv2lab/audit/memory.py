@@ -86,7 +86,7 @@ class Shadow:
     def note_write(self, tensor: torch.Tensor | None) -> None:
         """Every element of this view has been written; without one, nobody knows which, so all count."""
         if tensor is None or (view := self.view(tensor)) is None:
-            self.written[:] = True
+            self.written[:] |= tensor is None or tensor.numel() > 0
         else:
             view[...] = True
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Set
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from mrv2lab.audit.fresh import Fresh, Request, engine_of, results_off, serve
 from mrv2lab.audit.memory import Shadow, pattern, put, storage_of
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.stale_input import PATTERNS, Part, depends, not_refreshed
+from mrv2lab.audit.stale_input import PATTERNS, Part, depends, is_mark, not_refreshed
 from mrv2lab.audit.unwritten_read import responsible
 
 KIND, SHORT, RANK = "padding-leak", "pad", 1
@@ -50,25 +51,29 @@ def in_a_row(evidence: Evidence) -> Findings:
     if evidence.passes.num_rows is None:
         return
 
-    def served(group: Set[str]) -> tuple[list[Request], list[str]]:
+    written = {storage_of(one.tensor) for one in evidence.results.written}
+    states = {path for path, tensor in evidence.named if storage_of(tensor) in written}
+
+    def served(group: Set[str], other: int | None) -> tuple[list[Request], list[str]]:
         engine = engine_of(evidence)
-        padded = _Padded(engine, evidence.session, group)
+        padded = _Padded(engine, evidence.session, states, group, other)
         return serve(engine), padded.found
 
-    def off(group: Set[str]) -> int | None:
-        """The first request that another pattern changes."""
-        ours, _ = served(group)
+    def off(group: Set[str], other: int | None) -> int | None:
+        """The first request that something else there changes."""
+        ours, _ = served(group, other)
         pairs = enumerate(zip(ours, right, strict=False), 1)
-        return next((number for number, (one, other) in pairs if any(results_off(one, other))), None)
+        return next((number for number, (one, two) in pairs if any(results_off(one, two))), None)
 
     with suppress(Exception):  # of a step that cannot go on with what is put there
-        right, found = served(frozenset())
-        if not found or off(frozenset()) or not off({*found}):
+        right, found = served(frozenset(), None)
+        if not found or off(frozenset(), None):
             return
-        paths = dict(enumerate(found))
-        for path in responsible(paths, lambda group: bool(off({paths[n] for n in group}))):
-            text = f"request {off({path})} of those in a row changes with what stood behind the real rows of "
-            text += f"{path}, in it or before: the step has left that where real rows read it"
+        other = next((other for other in (PATTERNS[1], None) if off({*found}, other)), -1)
+        paths = dict(enumerate(found)) if other != -1 else {}
+        for path in responsible(paths, lambda group: bool(off({paths[n] for n in group}, other))):
+            text = f"request {off({path}, other)} of those in a row changes with what stood behind the real "
+            text += f"rows of {path}, in it or before: the step has left that where real rows read it"
             at, place = 0, None
             if (tensor := dict(evidence.named).get(path)) is not None:
                 at, place = evidence.user(tensor)
@@ -76,38 +81,54 @@ def in_a_row(evidence: Evidence) -> Findings:
 
 
 class _Padded:
-    """Has an engine run with one of two patterns behind the real rows of its inputs, where `vary` has written
-    others of them.
+    """Has an engine run with a pattern behind the real rows of its inputs, where `vary` has written others of
+    them, and for some (`second`) with another one, or with what is there.
 
     Integers get one only where an earlier request has written: what stands there from the beginning may say
-    that a row is nobody's. Nor does a tensor of another number of rows than the results, like one of slots.
+    that a row is nobody's, and so does what `vary` has written there itself. Nor does one of the `states`
+    that a step writes, if it has another number of rows than the results: that has slots or blocks.
     """
 
-    def __init__(self, engine: Fresh, session: Session, second: Set[str]):
-        self.engine, self.session, self.second = engine, session, second
+    def __init__(
+        self, engine: Fresh, session: Session, states: Set[str], second: Set[str], other: int | None
+    ):
+        self.engine, self.session, self.states = engine, session, states
+        self.second, self.other = second, other
         self.found: list[str] = []
         self._sizes = {len(tensor) for tensor in engine.first.values() if tensor.dim()}
-        self._written: dict[str, np.ndarray] = {}  # by any request so far
+        self._real: dict[str, np.ndarray] = {}  # by any request so far
+        self._cleared: dict[str, np.ndarray] = {}  # behind the real rows, and in none of those since
         self._run, self._masked = engine.run, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
         engine.make_inputs, engine.run = self.vary, self.run
 
+    def _is_input(self, path: str, tensor: torch.Tensor) -> bool:
+        return len(tensor) in self._sizes or path not in self.states
+
     def vary(self) -> None:
         """The inputs of a request, with patterns."""
-        held = {path: one for path, one in self.engine.held() if one.dim() and len(one) in self._sizes}
+        held = {path: one for path, one in self.engine.held() if one.dim() and self._is_input(path, one)}
         shadows = {storage_of(tensor): Shadow(tensor) for tensor in held.values()}
         with Recorder(self.session, earlier=shadows, any_write=True):
             self.engine.vary()
         for path, tensor in held.items():
-            written = shadows[storage_of(tensor)].view(tensor)
-            if written is None or not leads(written, self.engine.rows()):
+            written, rows = shadows[storage_of(tensor)].view(tensor), self.engine.rows()
+            if written is None:
                 continue
-            known = self._written.get(path, np.zeros_like(written))
-            self._written[path] = known | written
-            mask = ~written if tensor.dtype.is_floating_point else known & ~written
-            mask[: self.engine.rows()] = False
-            if mask.any():
+            real, cleared = (
+                kept.setdefault(path, np.zeros_like(written)) for kept in (self._real, self._cleared)
+            )
+            if len(tensor) in self._sizes:  # others have not as many real rows as the results
+                cleared[rows:] |= written[rows:]
+                cleared[:rows] &= ~written[:rows]
+            mask = ~(written | cleared) if tensor.dtype.is_floating_point else real & ~(written | cleared)
+            mask &= ~is_mark(tensor).cpu().numpy()
+            mask[:rows] = False
+            real |= written
+            if mask.any() and leads(written, rows):
                 self.found += [path] if path not in self.found else []
-                self._fill(tensor, torch.from_numpy(mask).to(tensor.device), PATTERNS[path in self.second])
+                which = self.other if path in self.second else PATTERNS[0]
+                if which is not None:
+                    self._fill(tensor, torch.from_numpy(mask).to(tensor.device), which)
 
     def _fill(self, tensor: torch.Tensor, mask: torch.Tensor, which: int) -> None:
         with torch.inference_mode():
@@ -127,13 +148,23 @@ class _Padded:
 
 
 def _behind(evidence: Evidence, rows: int) -> dict[int, Part]:
-    """What `vary` has left as it was behind the real rows, of inputs that it has written. What the step
-    writes and has another number of rows than its results is no input: a pool of blocks or slots."""
+    """What `vary` has left as it was behind the real rows, of inputs that it has written, and where it has
+    not said earlier that nobody is there. What the step writes and has another number of rows than its
+    results is no input: a pool of blocks or slots."""
     written = {storage_of(tensor) for capture in evidence.captures for tensor in capture.written}
     parts = [part for part in not_refreshed(evidence).values() if leads(~part.mask, rows)]
     sizes = evidence.passes.row_counts
     inputs = (p for p in parts if len(p.tensor) in sizes or storage_of(p.tensor) not in written)
-    return {n: part.of_rows(rows, None) for n, part in enumerate(inputs)}
+    behind = (part.of_rows(rows, None) for part in inputs)
+    return {n: replace(part, mask=part.mask & ~_cleared(evidence, part)) for n, part in enumerate(behind)}
+
+
+def _cleared(evidence: Evidence, part: Part) -> np.ndarray:
+    """What has another number of rows than the results has not as many real ones."""
+    passes, tensor = evidence.passes, part.tensor
+    shadow = passes.cleared.get(storage_of(tensor)) if len(tensor) in passes.row_counts else None
+    view = None if shadow is None else shadow.view(tensor)
+    return np.zeros_like(part.mask) if view is None else np.asarray(view)
 
 
 def leads(written: np.ndarray, rows: int) -> bool:

@@ -134,6 +134,8 @@ class Passes:
         self.session, self.engine, self.made = session, engine, Recorder(session, order=session.order)
         self.beside: Beside | None = None
         self.refreshed: dict[int, Shadow] = {}
+        # Where `vary` has written behind the real rows, and in no real one since: it stands for nobody there.
+        self.cleared: dict[int, Shadow] = {}
         self.plain_at_capture: dict[str, Any] = {}  # numbers and texts of Python's objects, by path
         self.num_rows: int | None = None
         self.row_counts: set[int] = set()  # of what the step returns, with those that are not real
@@ -244,6 +246,20 @@ class Passes:
             if engine.fresh is not nothing and self.num_varied == 1:
                 self._see_reset(before, outer)
         self.num_rows = engine.num_rows and engine.num_rows()
+        if self.num_rows is not None:
+            self._see_cleared(self.num_rows)
+
+    def _see_cleared(self, rows: int) -> None:
+        seen = list[tuple[Any, Any]]()
+        for tensor in filter(torch.Tensor.dim, self.static()):
+            written = self.refreshed[storage_of(tensor)].view(tensor)
+            cleared = self.cleared.setdefault(storage_of(tensor), Shadow(tensor)).view(tensor)
+            if written is not None and cleared is not None:
+                seen.append((written, cleared))
+        for written, cleared in seen:
+            cleared[rows:] |= written[rows:]
+        for written, cleared in seen:  # of two views of the same memory, the one in which it is a real row
+            cleared[:rows] &= ~written[:rows]
 
     def _see_changes(self, before: dict[str, Any], left_out: list[str] | None = None) -> None:
         now = self._held(left_out=left_out)

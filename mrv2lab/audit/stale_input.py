@@ -55,8 +55,14 @@ def not_refreshed(evidence: Evidence) -> dict[int, Part]:
     return found
 
 
+def is_mark(tensor: torch.Tensor) -> torch.Tensor:
+    """Where it holds what no input is, like the -inf of a mask."""
+    return torch.isinf(tensor)
+
+
 def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> list[Part]:
-    """Those of the parts with which the first rows of the replayed result change."""
+    """Those of the parts with which the first rows of the replayed result change, between two patterns or one
+    and what is there."""
     passes = evidence.passes
 
     def result(group: Set[int], which: int) -> dict[object, torch.Tensor]:
@@ -65,13 +71,16 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
                 for n in group:
                     tensor = parts[n].tensor
                     mask = torch.from_numpy(parts[n].mask).to(tensor.device)
-                    tensor.masked_fill_(mask, pattern(tensor.dtype, which))
+                    tensor.masked_fill_(mask & ~is_mark(tensor), pattern(tensor.dtype, which))
 
         first = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results.first()
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}
 
     def shows(group: Set[int]) -> bool:
-        one, other = (result(group, which) for which in PATTERNS)
-        return any(is_off(one[key], other[key]) for key in one.keys() & other.keys())
+        one, *others = (result(group, which) for which in PATTERNS)
+        others.append(as_it_is)
+        return any(is_off(one[key], other[key]) for other in others for key in one.keys() & other.keys())
 
-    return responsible({n: part for n, part in parts.items() if part.mask.any()}, shows)
+    parts = {n: part for n, part in parts.items() if part.mask.any()}
+    as_it_is = result(set(), 0) if parts else {}
+    return responsible(parts, shows)

@@ -1,8 +1,9 @@
 """Audits what a server replays, while it serves. `mrv2lab_vllm` attaches this to a worker of vLLM.
 
-It changes no answer: a step is replayed as ever behind whatever was done with it. An audit that raises is a
-line of the log, and its key is left alone from then on. What nobody can catch ends the server: a lost CUDA
-context, the kernel where memory runs out, a worker that the engine waits for no longer.
+It changes no answer: a step is replayed as ever behind whatever was done with it. But what a capture has read
+is kept, so where a stock server reads memory that has been freed, this one goes on reading what was there. An
+audit that raises is a line of the log, and its key is left alone from then on. What nobody can catch ends the
+server: a lost CUDA context, the kernel where memory runs out, a worker that the engine waits for no longer.
 """
 
 import atexit

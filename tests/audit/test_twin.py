@@ -182,8 +182,9 @@ def states_of(device, slots_of_padding="stale", writes="all", clears=False):
         else:
             x[: batch.size] += 1
         for slot in [one for one in new if clears and one not in known]:
+            if clears != "at first" or known < {0, 1, 2, 3}:
+                states[slot] = 0.0  # a new request's
             known.add(slot)
-            states[slot] = 0.0  # a new request's
 
     return SimpleNamespace(step=step, vary=vary, rows=lambda: batch.size)
 
@@ -195,6 +196,7 @@ def states_of(device, slots_of_padding="stale", writes="all", clears=False):
         ({"writes": "real"}, {"written", "x"}),
         ({"slots_of_padding": "a slot of its own", "writes": "real"}, set()),
         ({"slots_of_padding": "a slot of its own", "writes": "real", "clears": True}, set()),
+        ({"slots_of_padding": "a slot of its own", "writes": "real", "clears": "at first"}, set()),
     ],
 )
 def test_padding_that_is_left_in_a_state_shows_where_a_later_request_reads_it(how, subjects, device, backend):
@@ -203,6 +205,133 @@ def test_padding_that_is_left_in_a_state_shows_where_a_later_request_reads_it(ho
     found = audit(one.step, twin=lambda: states_of(device, **how), **made).findings
     assert {(f.kind, f.subject) for f in found} == {("padding-leak", subject) for subject in subjects}
     assert all(f.where.source for f in found)
+
+
+def behind_the_rows(device, step, dtype=torch.float32):
+    """Batches of other sizes; what an earlier one has left behind the rows stays there."""
+    x, batch = torch.ones(4, dtype=dtype, device=device), [4]
+    batches = iter([[1, 2, -3, 7], [5, 6], [7], [1, -2, 3], [4]])
+
+    def vary():
+        new = next(batches)
+        batch[0] = len(new)
+        x[: len(new)] = torch.tensor(new, dtype=dtype, device=device)
+
+    return SimpleNamespace(step=lambda: step(x), vary=vary, rows=lambda: batch[0])
+
+
+def any_negative(x):
+    return x.new_ones(4) * torch.where((x < 0).any(), 2, 1)
+
+
+def any_stop(x):
+    return x.new_ones(4) * torch.where((x == 7).any(), 2, 1)
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+@pytest.mark.parametrize(
+    "step, dtype", [(any_negative, torch.float32), (any_stop, torch.float32), (any_stop, torch.int64)]
+)
+def test_what_earlier_rows_have_left_is_asked_beside_patterns(step, dtype, has_twin, device, backend):
+    """Neither a large number nor NaN is below 0 or equal to 7, and neither 0 nor 1 is 7."""
+    make = partial(behind_the_rows, device, step, dtype)
+    one = make()
+    how = {"twin": make if has_twin else None, "backend": backend}
+    assert {f.subject for f in audit(one.step, vary=one.vary, rows=one.rows, **how).findings} == {"x"}
+
+
+def sums_by_request(device, is_read_later):
+    """Four requests have eight tokens. What one behind them adds is read at once, or by the next batch."""
+    x, of = torch.ones(8, device=device), torch.zeros(8, dtype=torch.int64, device=device)
+    state, batch = torch.zeros(4, device=device), [4]
+    sizes = iter([(4, 8), (2, 4), (2, 3), (1, 2), (2, 4)])
+
+    def step():
+        seen, sums = state * 2, torch.zeros_like(state).index_add(0, of, x)
+        state.copy_(sums)
+        return seen if is_read_later else sums
+
+    def vary():
+        batch[0], num_tokens = next(sizes)
+        x[:num_tokens] += 1
+        of[:num_tokens] = torch.arange(num_tokens, device=device) * batch[0] // num_tokens
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+def in_place(device):
+    """What the step makes lies in a buffer, and it returns nothing."""
+    one, out = states_of(device), torch.zeros(4, device=device)
+
+    def step():
+        out.copy_(made())
+
+    made, one.step = one.step, step
+    return one
+
+
+@pytest.mark.parametrize(
+    "make, subject, has_twin",
+    [
+        (partial(sums_by_request, is_read_later=False), "of", False),
+        (partial(sums_by_request, is_read_later=True), "x", True),
+        (in_place, "written", True),
+    ],
+)
+def test_inputs_of_another_length_than_results_have_padding_too(make, subject, has_twin, device, backend):
+    one, twin = make(device), partial(make, device) if has_twin else None
+    found = audit(one.step, vary=one.vary, rows=one.rows, twin=twin, backend=backend).findings
+    assert ("padding-leak", subject) in {(f.kind, f.subject) for f in found}
+
+
+def marks(device, dtype, nobody, begin, sizes):
+    """Who is in the batch is marked; marks are taken away only as far as the last batch reached."""
+    group, batch = torch.full((4,), nobody, dtype=dtype, device=device), [begin]
+    x, seen = torch.ones(4, 2, device=device), torch.zeros(1, device=device)
+    group[:begin] = 0
+    sizes = iter(sizes)
+
+    def step():
+        rows = torch.where(group > nobody, x.sum(1), 0.0)
+        out = rows + seen + (rows.sum() if begin or dtype.is_floating_point else 0.0)
+        seen.copy_(rows.sum(0, keepdim=True))
+        return out
+
+    def vary():
+        num, last = next(sizes), batch[0]
+        group[:num] = torch.arange(num, dtype=dtype, device=device)
+        group[num : max(num, last)] = nobody
+        x[:num, 0] += 1  # the other column stays
+        batch[0] = num
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+def cleared_at_times(device, is_read_later):
+    """Rows that nobody has are zeroed every other time."""
+    x, state, batch = torch.ones(4, device=device), torch.zeros(1, device=device), [4]
+    sizes = iter([1, 3, 2, 3, 1, 3, 2])
+
+    def step():
+        out = x + (state if is_read_later else x.sum())
+        state.copy_(x.sum(0, keepdim=True))
+        return out
+
+    def vary():
+        batch[0] = next(sizes)
+        x[: batch[0]] += 1
+        if batch[0] == 1:
+            x[1:] = 0
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+@pytest.mark.parametrize("is_read_later", [False, True])
+def test_a_row_that_was_somebodys_again_is_not_cleared(is_read_later, device, backend):
+    make = partial(cleared_at_times, device, is_read_later)
+    one = make()
+    how = {"twin": make if is_read_later else None, "backend": backend}
+    assert {f.subject for f in audit(one.step, vary=one.vary, rows=one.rows, **how).findings} == {"x"}
 
 
 def two_names(device):
@@ -215,6 +344,24 @@ def two_names(device):
         x[: batch.size] += 1
 
     return SimpleNamespace(step=lambda: x.sum(1) + column, vary=vary, rows=lambda: batch.size)
+
+
+def accumulators(device):
+    """Of the real rows, cleared before each step; the last place counts steps."""
+    x, sums, batch = torch.ones(4, device=device), torch.zeros(7, device=device), [4]
+    sizes = iter([3, 2, 3, 1, 3])
+
+    def step():
+        sums[:4] += x
+        sums[6] += 1
+        return sums[:4] + sums[6]
+
+    def vary():
+        batch[0] = next(sizes)
+        x[: batch[0]] += 1
+        sums[: batch[0]] = 0
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
 
 
 def filled_in_turn(device, step, num_rows):
@@ -236,6 +383,11 @@ def filled_in_turn(device, step, num_rows):
     "make",
     [
         two_names,
+        accumulators,
+        partial(marks, dtype=torch.int64, nobody=-1, begin=4, sizes=[1, 2, 3, 1, 2, 2, 1]),
+        partial(marks, dtype=torch.int64, nobody=-1, begin=0, sizes=[2, 3, 1, 3, 2, 2, 1]),
+        partial(marks, dtype=torch.float32, nobody=-float("inf"), begin=4, sizes=[1, 2, 3, 1, 2, 2, 1]),
+        partial(marks, dtype=torch.float32, nobody=-float("inf"), begin=0, sizes=[2, 3, 1, 3, 2, 2, 1]),
         partial(filled_in_turn, step=lambda x, pool, slots: x * pool[slots], num_rows=8),
         partial(filled_in_turn, step=lambda x, pool, slots: x + pool.sum(0), num_rows=4),
         partial(filled_in_turn, step=lambda x, pool, slots: x @ pool, num_rows=4),
