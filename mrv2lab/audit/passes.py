@@ -218,8 +218,8 @@ class Passes:
         engine = self.engine
         watched = self._border()
         if engine.num_rows is not None or engine.inputs:
-            for tensor in self.static():
-                self.refreshed[storage_of(tensor)] = Shadow(tensor)
+            # No name of ours may hold one: where it ends, `vary` has bound another.
+            self.refreshed |= {storage_of(tensor): Shadow(tensor) for tensor in self.static()}
             watched = Recorder(self.session, earlier=self.refreshed, any_write=True, order=self.session.order)
         elif self._is_ordered() or self.num_varied:
             watched = Recorder(self.session, order=self.session.order)
@@ -252,7 +252,9 @@ class Passes:
     def _see_cleared(self, rows: int) -> None:
         seen = list[tuple[Any, Any]]()
         for tensor in filter(torch.Tensor.dim, self.static()):
-            written = self.refreshed[storage_of(tensor)].view(tensor)
+            if (shadow := self.refreshed.get(storage_of(tensor))) is None:  # bound by `vary`
+                continue
+            written = shadow.view(tensor)
             cleared = self.cleared.setdefault(storage_of(tensor), Shadow(tensor)).view(tensor)
             if written is not None and cleared is not None:
                 seen.append((written, cleared))

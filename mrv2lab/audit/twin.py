@@ -48,6 +48,7 @@ from mrv2lab.errors import AuditError, counted
 from mrv2lab.graphs.base import replayed
 
 _MOST_OF_FRAME = 200  # objects that are looked at after each line
+_BEFORE_ALL = -1  # where the pass meets what was wrong before it began
 
 
 def find(evidence: Evidence, kind: str) -> Findings:
@@ -103,7 +104,8 @@ def find(evidence: Evidence, kind: str) -> Findings:
                 causes, place = watched.causes(one.results, other.results), watched.maker(off[0])
                 first = causes[0][1] if causes else None
                 if first and first.kind == stale_input.KIND and first.subject in watched.as_found:
-                    causes = [*since(evidence, number, first.subject), *causes]
+                    earlier = since(evidence, number, first.subject)
+                    causes = [*((_BEFORE_ALL, cause) for _, cause in earlier), *causes]
             else:
                 text = f"what is made of the results differs from what {eager} makes of them"
                 causes, place = list(_kept(evidence, captured, ours, theirs)), None

@@ -1,10 +1,10 @@
-"""332 programs in nine sets, by writers who had not seen the audit: which are wrong, which only look it.
+"""364 programs in ten sets, by writers who had not seen the audit: which are wrong, which only look it.
 
 When they were first served it found 7 of the 20 wrong ones of the first set, 15 of the second, 19 of the
 third, 16 of the fourth (17 beside a twin), 19 of the fifth, all 10 of the sixth, all 20 of the seventh, 19 of
-the eighth and 14 of the 16 of the ninth (beside twins), and accused none, two, then one of the right ones
-each time, and none of the last three. It has been mended by them since, so they guard what it can do and
-measure nothing more.
+the eighth, 14 of the 16 of the ninth and all 16 of the tenth (beside twins), and accused none, two, then one
+of the right ones each time, and none of the last four. It has been mended by them since, so they guard what
+it can do and measure nothing more.
 """
 
 import importlib.util
@@ -24,7 +24,18 @@ from mrv2lab.errors import AuditError
 FOLDER = Path(__file__).parent / "blind"
 ANSWERS = {
     f"{part}/{name}": answer
-    for part in ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+    for part in (
+        "first",
+        "second",
+        "third",
+        "fourth",
+        "fifth",
+        "sixth",
+        "seventh",
+        "eighth",
+        "ninth",
+        "tenth",
+    )
     for name, answer in tomllib.loads((FOLDER / part / "answers.toml").read_text()).items()
 }
 # Within one engine nobody can tell: eager steps take turns, an iterator goes on, or the host keeps results of
@@ -103,6 +114,21 @@ def test_of_a_local_variable_the_line_is_told_that_has_bound_it():
     [first, *_] = report("fifth/img2img_euler").findings
     assert first.subject == "level"
     assert first.evidence.endswith("in advance: now, then = next(self._rungs)")
+
+
+def test_what_was_wrong_before_the_step_began_comes_first():
+    """The weights differ since a step that was scaled by an older number."""
+    first, second = report("tenth/gradscaler_growth").findings
+    assert (first.kind, first.subject) == ("frozen-host-value", "self.scale")
+    assert (second.kind, second.subject) == ("stale-input", "self.w")
+
+
+@pytest.mark.parametrize("name, line", [("recsys_hot_cache", "in fill"), ("paged_block_table", "in publish")])
+def test_who_has_bound_a_tensor_anew_is_told_though_it_is_the_last_one_of_an_engine(name, line):
+    """Whoever audits must not hold it longer than `vary` does."""
+    engine = fresh(f"tenth/{name}").make()
+    (found,) = audit(engine.step, vary=engine.vary, rows=engine.rows, backend="emulated").findings
+    assert f"tests/audit/blind/tenth/{name}.py" in found.evidence and found.evidence.endswith(line)
 
 
 def test_of_what_a_comprehension_goes_through_the_source_is_told():
