@@ -222,7 +222,9 @@ def test_rows_that_an_index_picks_may_be_others(device, backend):
             x[3].add_(1)
 
     report = audit(lambda: x[rows] * 2, vary=vary, backend=backend)
-    assert not report.findings and len(report.notes) == 1
+    assert not report.findings
+    # On a GPU what the other stream writes may land behind the look at what `vary` has changed.
+    assert len([note for note in report.notes if "changed nothing" not in note]) == 1
     assert "unless they touch different parts of it" in report.notes[0]
 
 

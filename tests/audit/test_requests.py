@@ -370,7 +370,7 @@ def test_a_pool_of_which_vary_fills_a_block_is_no_padded_input(writes, device, b
     batch = SimpleNamespace(turn=0)
 
     def step():
-        pool.index_copy_(0, slots, x)
+        pool.index_add_(0, slots, x)  # two rows may have one slot, in any order
         return pool[slots] + pool[slots - 3]
 
     def vary():
