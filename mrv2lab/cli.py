@@ -18,7 +18,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -410,7 +410,9 @@ def audit_step(
 
         # A step would end its audit by it, and nobody be told. A fork of the step's may leave.
         os.register_at_fork(after_in_child=partial(setattr, os, "_exit", os._exit))
-        with Waiting(err.print), patch("os._exit", side_effect=SystemExit("it called os._exit()")):
+        left = patch("os._exit", side_effect=SystemExit("it called os._exit()"))
+        # What a step prints is no part of the document.
+        with Waiting(err.print), left, redirect_stdout(sys.stderr if json else sys.stdout):
             report = audit_target(target, vary=vary, reset=reset, backend=backend, runs_anew=twin)
     typer.echo(report.to_json() if json else str(report), nl=not json)
     if NO_SIGN in str(report):  # there is no vary(), or it changed nothing
@@ -908,6 +910,8 @@ def wild(
     from mrv2lab.wild import served
 
     _save(served(pairs or (), best_rung(backend)), save, prints=False)
+    err.print("detects: something is said of the buggy program; accuses: of the fixed one; -: of neither")
+    err.print("n/a: cannot be asked here; truth: whether results are those of the fixed one, run eagerly")
 
 
 @app.command("class")

@@ -123,13 +123,15 @@ def unfix(
 ) -> None:
     """Take a statement out of a package, and see whether tests notice.
 
-    Exit status 0: one fails then; 1: none does. Without tests, show what would be taken out. No file of it
-    is written.
+    Exit status 0: one fails then; 1: none does; 2: nobody can tell. Without tests, show what would be taken
+    out. No file of it is written.
     """
-    from mrv2lab.unfixed import noticed
+    from mrv2lab.unfixed import check, noticed
     from mrv2lab.upstream.unfix import Edit, diff
 
     edit = Edit(where, find, put, matches)
+    if versions:
+        check(edit, versions)
     if not (changes := diff(edit)).lines:
         raise BadInput(f"--put {put} changes nothing")
     out.print(str(changes), soft_wrap=True, highlight=False, markup=False)

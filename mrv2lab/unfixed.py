@@ -18,9 +18,16 @@ from xml.etree import ElementTree
 
 from mrv2lab.errors import BadInput, counted
 from mrv2lab.upstream.unfix import Edit, unfix
+from mrv2lab.upstream.unfix import _check_version as check_version
 from mrv2lab.upstream.unfix import _version as version_of
 
 ASKED = "MRV2LAB_UNFIX"  # what pytest is to take out: an `Edit` and `versions`, as JSON
+
+
+def check(edit: Edit, versions: str | None) -> None:
+    """BadInput: the package is not of these versions, or has none."""
+    package = edit.module.partition(".")[0]
+    check_version((edit,), package, versions or f"=={version_of(package)}")
 
 
 def noticed(edit: Edit, versions: str | None, tests: Sequence[str]) -> tuple[dict[str, str], int]:

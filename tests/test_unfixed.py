@@ -106,6 +106,12 @@ def test_those_that_fail_with_it_alone_notice(ask):
     assert told.splitlines()[-1] == "noticed by none of 1 test" and code == 1
 
 
+@pytest.mark.parametrize("versions, why", [("==2", "is installed"), ("1.2", "write for example")])
+def test_versions_that_are_not_there_are_told_at_once(ask, versions, why):
+    told, code, _ = ask("test_plan.py::test_one", "--versions", versions)
+    assert code == 2 and why in told and "pytest" not in told and told.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "arguments, why",
     [

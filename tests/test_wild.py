@@ -115,6 +115,7 @@ def test_the_page_holds_what_was_counted():
     page = (wild.RECORDS.parent / "docs/audit_evidence.md").read_text()
     first = {*wild.NAMES} - {*second, *third, *fourth}
     parts = {"first": first, "second": second, "third": third, "fourth": fourth}
+    num_pairs = num_found = 0
     for part, names in parts.items():
         mine = [row for row in counted if row["pair"] in names]
         served = [row for row in mine if not row["truth"].startswith("n/a")]
@@ -130,6 +131,9 @@ def test_the_page_holds_what_was_counted():
         told = [part, len(buggy), *of_buggy, accused, refused, by_inputs, *of_graphs]
         line = f"| {' | '.join(map(str, told))} |"
         assert line in page, line
+        num_pairs, num_found = num_pairs + len(buggy), num_found + of_buggy[0]
+    assert f"of {num_pairs} public bugs it finds {num_found}," in page
+    assert f"the {num_pairs} pairs that run without a GPU (of {len(wild.NAMES)})" in page
 
 
 def test_the_page_holds_what_was_counted_on_a_gpu():

@@ -211,6 +211,22 @@ def test_ops_are_registered_once(tmp_path):
     assert refused.exit_code == 2 and "into a module beside it, which is run once" in refused.stderr
 
 
+def test_what_a_step_prints_is_no_part_of_the_document(tmp_path):
+    file = tmp_path / "talks.py"
+    file.write_text(
+        "import torch\nx = torch.ones(3)\n\n\ndef step():\n    print('said')\n    return x * 2\n\n\n"
+        "def vary():\n    x.add_(1)\n"
+    )
+    result = run(f"{file}:step", "--backend", "emulated", "--json")
+    assert json.loads(result.stdout)["findings"] == [] and "said" in result.stderr
+    assert "said" in run(f"{file}:step", "--backend", "emulated").stdout
+
+
+def test_of_a_method_it_is_told_how_it_gets_a_name(program):
+    told = run(f"{program}:Engine.step").stderr
+    assert f"give {program}:FUNCTION; of a method give it one: step = Engine.step, behind the class" in told
+
+
 def test_json_is_the_report_and_nothing_else(program, tmp_path):
     kept = tmp_path / "kept.json"
     result = run(f"{program}:step", "--backend", "emulated", "--json", "--save", kept)
