@@ -64,7 +64,7 @@
     slider.setAttribute('aria-valuetext', `${at + 1} of ${last + 1}, ${phase}`);
     back.disabled = at === 0;
     forward.disabled = at === last;
-    paper.scrollLeft = ((left + right + margin) * scale() - paper.clientWidth) / 2;
+    paper.scrollLeft = ((left + right - margin) * scale() - paper.clientWidth) / 2; /* beside the names */
   }
   function stop() { clearInterval(playing); playing = null; play.textContent = 'play'; }
   function go(to) { stop(); show(to); }

@@ -144,6 +144,22 @@ def test_the_legend_is_whole_where_the_picture_moves_as_it_grows(opened):
     assert still.count("<br>") > 2 and moving == still
 
 
+def test_each_moment_stands_beside_the_names_of_lanes(opened):
+    page = opened(390).page
+    paper = page.locator(".mrv2lab-part:has(svg.mrv2lab-wide)").last.bounding_box()
+    forward = page.get_by_role("button", name="forward")
+    ends = "rects => Math.max(...rects.map(rect => rect.getBoundingClientRect().right))"
+    while True:
+        page.evaluate("new Promise(done => setTimeout(done, 50))")  # it has been told to scroll
+        names = page.locator("svg.mrv2lab-wide > g > rect").evaluate_all(ends)  # on the sheets behind them
+        cursor = page.locator("svg.mrv2lab-wide > rect[stroke=dimgray]").first.bounding_box()
+        middle = cursor["x"] + cursor["width"] / 2
+        assert names < middle < paper["x"] + paper["width"]
+        if forward.is_disabled():
+            return
+        forward.click()
+
+
 def test_names_of_lanes_stay_in_view_when_the_picture_scrolls(opened):
     page = opened(390).page
     paper, names = (
