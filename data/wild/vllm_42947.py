@@ -1,8 +1,8 @@
 """Live requests of a Mamba model read and wrote the recurrent state of others, under whole graphs with
 padding. A padded row has no tokens, but the counters of the request that once had this row, and where these
 say that its prompt was not done, the row counts as a prefill; the buffer of state indices, which graphs
-read, is refreshed for batches of decodes only and keeps the rows of an earlier one. Proposed repair: only rows
-with tokens are prefills. In 0.23.0 the V1 runner clears the flag of padded rows instead.
+read, is refreshed for batches of decodes only and keeps the rows of an earlier one. Proposed repair: only
+rows with tokens are prefills. In 0.23.0 the V1 runner clears the flag of padded rows instead.
 """
 
 from functools import partial
