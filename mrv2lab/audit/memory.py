@@ -99,12 +99,49 @@ class Shadow:
         """Which elements of this view have been written; None if it looks at the memory in another way."""
         if tensor.dtype != self.allocation.dtype or not tensor.numel():
             return None
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if int(tensor.storage_offset()) + reach >= self.written.size:
+            return None  # other memory, which lies where that did
         start = self.written[int(tensor.storage_offset()) :]
         return np.lib.stride_tricks.as_strided(start, tuple(tensor.shape), tuple(tensor.stride()))
 
 
 class Seen(weakref.ref[torch.Tensor]):
     """A reference of the audit's own to a tensor."""
+
+
+class RowsWritten:
+    """Which elements of a tensor `vary` has written, request by request."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor, shape = Seen(tensor), tuple(tensor.shape)
+        self.earlier = np.zeros(shape, dtype=bool)  # in a request before the last one
+        self.now = np.zeros(shape, dtype=bool)
+        self.cleared = np.zeros(shape, dtype=bool)  # behind the real rows, and in none of those since
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        return self._tensor() is tensor and self.now.shape == tensor.shape
+
+    def note(self, written: np.ndarray, rows: int) -> None:
+        """Of one more request, in which so many rows are real."""
+        self.earlier |= self.now
+        self.now = written.copy()
+        self.cleared[rows:] |= written[rows:]
+        self.cleared[:rows] &= ~written[:rows]
+
+    def behind(self, tensor: torch.Tensor, rows: int, is_of_rows: bool) -> np.ndarray:
+        """What may hold anything behind the real rows.
+
+        What stands there from the beginning may say that a row is nobody's, if it is an integer, an infinity,
+        or in a tensor that has not the rows of the results; and so does what `vary` has written there itself.
+        """
+        left: np.ndarray = ~self.now & ~torch.isinf(tensor).cpu().numpy()
+        if is_of_rows:
+            left &= ~self.cleared
+        if not (is_of_rows and tensor.dtype.is_floating_point):
+            left &= self.earlier
+        left[:rows] = False
+        return left
 
 
 @contextmanager

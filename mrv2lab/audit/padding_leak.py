@@ -1,6 +1,6 @@
 """padding-leak: real rows of the result change with what the rows behind the batch hold."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.fresh import Fresh, Request, engine_of, results_off, serve
-from mrv2lab.audit.memory import Shadow, pattern, put, storage_of
+from mrv2lab.audit.fresh import Fresh, Request, Tensors, engine_of, results_off, serve
+from mrv2lab.audit.memory import RowsWritten, Shadow, pattern, put, storage_of
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.stale_input import PATTERNS, Part, depends, is_mark, not_refreshed
+from mrv2lab.audit.stale_input import PATTERNS, Part, depends, not_refreshed
 from mrv2lab.audit.unwritten_read import responsible
 
 KIND, SHORT, RANK = "padding-leak", "pad", 1
@@ -54,15 +54,26 @@ def in_a_row(evidence: Evidence) -> Findings:
     written = {storage_of(one.tensor) for one in evidence.results.written}
     states = {path for path, tensor in evidence.named if storage_of(tensor) in written}
 
-    def served(group: Set[str], other: int | None) -> tuple[list[Request], list[str]]:
+    def served(group: Set[str], other: int | None) -> tuple[list[Request], dict[str, int]]:
         engine = engine_of(evidence)
         padded = _Padded(engine, evidence.session, states, group, other)
         return serve(engine), padded.found
 
+    def real(one: Request) -> Request:
+        """What it has written instead of returning it, without rows that are as little real as those of the
+        inputs."""
+        rows, sizes = one.rows, {*found.values()}
+
+        def cut(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+            padded = {p for p, t in tensors.items() if p in one.before and t.dim() and len(t) in sizes}
+            return {path: tensor[:rows] if path in padded else tensor for path, tensor in tensors.items()}
+
+        return one._replace(results=cut(one.results), before=cut(one.before)) if one.before else one
+
     def off(group: Set[str], other: int | None) -> int | None:
         """The first request that something else there changes."""
         ours, _ = served(group, other)
-        pairs = enumerate(zip(ours, right, strict=False), 1)
+        pairs = enumerate(zip(map(real, ours), map(real, right), strict=False), 1)
         return next((number for number, (one, two) in pairs if any(results_off(one, two))), None)
 
     with suppress(Exception):  # of a step that cannot go on with what is put there
@@ -84,9 +95,8 @@ class _Padded:
     """Has an engine run with a pattern behind the real rows of its inputs, where `vary` has written others of
     them, and for some (`second`) with another one, or with what is there.
 
-    Integers get one only where an earlier request has written: what stands there from the beginning may say
-    that a row is nobody's, and so does what `vary` has written there itself. Nor does one of the `states`
-    that a step writes, if it has another number of rows than the results: that has slots or blocks.
+    None gets one of the `states` that a step writes, if it has another number of rows than the results: that
+    has slots or blocks.
     """
 
     def __init__(
@@ -94,10 +104,9 @@ class _Padded:
     ):
         self.engine, self.session, self.states = engine, session, states
         self.second, self.other = second, other
-        self.found: list[str] = []
+        self.found: dict[str, int] = {}  # with the number of rows
         self._sizes = {len(tensor) for tensor in engine.first.values() if tensor.dim()}
-        self._real: dict[str, np.ndarray] = {}  # by any request so far
-        self._cleared: dict[str, np.ndarray] = {}  # behind the real rows, and in none of those since
+        self._known: dict[str, RowsWritten] = {}
         self._run, self._masked = engine.run, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
         engine.make_inputs, engine.run = self.vary, self.run
 
@@ -114,18 +123,12 @@ class _Padded:
             written, rows = shadows[storage_of(tensor)].view(tensor), self.engine.rows()
             if written is None:
                 continue
-            real, cleared = (
-                kept.setdefault(path, np.zeros_like(written)) for kept in (self._real, self._cleared)
-            )
-            if len(tensor) in self._sizes:  # others have not as many real rows as the results
-                cleared[rows:] |= written[rows:]
-                cleared[:rows] &= ~written[:rows]
-            mask = ~(written | cleared) if tensor.dtype.is_floating_point else real & ~(written | cleared)
-            mask &= ~is_mark(tensor).cpu().numpy()
-            mask[:rows] = False
-            real |= written
+            if path not in self._known or not self._known[path].is_of(tensor):
+                self._known[path] = RowsWritten(tensor)
+            self._known[path].note(written, rows)
+            mask = self._known[path].behind(tensor, rows, len(tensor) in self._sizes)
             if mask.any() and leads(written, rows):
-                self.found += [path] if path not in self.found else []
+                self.found[path] = len(tensor)
                 which = self.other if path in self.second else PATTERNS[0]
                 if which is not None:
                     self._fill(tensor, torch.from_numpy(mask).to(tensor.device), which)
@@ -148,23 +151,15 @@ class _Padded:
 
 
 def _behind(evidence: Evidence, rows: int) -> dict[int, Part]:
-    """What `vary` has left as it was behind the real rows, of inputs that it has written, and where it has
-    not said earlier that nobody is there. What the step writes and has another number of rows than its
-    results is no input: a pool of blocks or slots."""
+    """What `vary` has left as it was behind the real rows, of inputs that it has written. What the step
+    writes and has another number of rows than its results is no input: a pool of blocks or slots."""
     written = {storage_of(tensor) for capture in evidence.captures for tensor in capture.written}
     parts = [part for part in not_refreshed(evidence).values() if leads(~part.mask, rows)]
     sizes = evidence.passes.row_counts
     inputs = (p for p in parts if len(p.tensor) in sizes or storage_of(p.tensor) not in written)
-    behind = (part.of_rows(rows, None) for part in inputs)
-    return {n: replace(part, mask=part.mask & ~_cleared(evidence, part)) for n, part in enumerate(behind)}
-
-
-def _cleared(evidence: Evidence, part: Part) -> np.ndarray:
-    """What has another number of rows than the results has not as many real ones."""
-    passes, tensor = evidence.passes, part.tensor
-    shadow = passes.cleared.get(storage_of(tensor)) if len(tensor) in passes.row_counts else None
-    view = None if shadow is None else shadow.view(tensor)
-    return np.zeros_like(part.mask) if view is None else np.asarray(view)
+    known = ((part, evidence.passes.written_of(part.tensor)) for part in inputs)
+    behind = ((part, one.behind(part.tensor, rows, len(part.tensor) in sizes)) for part, one in known if one)
+    return {n: replace(part, mask=mask) for n, (part, mask) in enumerate(behind)}
 
 
 def leads(written: np.ndarray, rows: int) -> bool:

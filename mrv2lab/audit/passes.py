@@ -30,7 +30,18 @@ from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Described
 from mrv2lab.audit.glance import Glance
 from mrv2lab.audit.lines import MAX_LINES, Anchor, KnownLines, same, users_frame
-from mrv2lab.audit.memory import Saved, Shadow, as_bytes, clone, num_owners, pattern, put, storage_of, strides
+from mrv2lab.audit.memory import (
+    RowsWritten,
+    Saved,
+    Shadow,
+    as_bytes,
+    clone,
+    num_owners,
+    pattern,
+    put,
+    storage_of,
+    strides,
+)
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
 from mrv2lab.audit.report import NO_SIGN, Place
@@ -134,8 +145,7 @@ class Passes:
         self.session, self.engine, self.made = session, engine, Recorder(session, order=session.order)
         self.beside: Beside | None = None
         self.refreshed: dict[int, Shadow] = {}
-        # Where `vary` has written behind the real rows, and in no real one since: it stands for nobody there.
-        self.cleared: dict[int, Shadow] = {}
+        self.rows_written: dict[int, RowsWritten] = {}  # by what names the tensor, see `written_of`
         self.plain_at_capture: dict[str, Any] = {}  # numbers and texts of Python's objects, by path
         self.num_rows: int | None = None
         self.row_counts: set[int] = set()  # of what the step returns, with those that are not real
@@ -247,21 +257,21 @@ class Passes:
                 self._see_reset(before, outer)
         self.num_rows = engine.num_rows and engine.num_rows()
         if self.num_rows is not None:
-            self._see_cleared(self.num_rows)
+            self._see_rows(self.num_rows)
 
-    def _see_cleared(self, rows: int) -> None:
-        seen = list[tuple[Any, Any]]()
+    def _see_rows(self, rows: int) -> None:
         for tensor in filter(torch.Tensor.dim, self.static()):
-            if (shadow := self.refreshed.get(storage_of(tensor))) is None:  # bound by `vary`
+            shadow = self.refreshed.get(storage_of(tensor))  # None: `vary` has bound it
+            if shadow is None or (written := shadow.view(tensor)) is None:
                 continue
-            written = shadow.view(tensor)
-            cleared = self.cleared.setdefault(storage_of(tensor), Shadow(tensor)).view(tensor)
-            if written is not None and cleared is not None:
-                seen.append((written, cleared))
-        for written, cleared in seen:
-            cleared[rows:] |= written[rows:]
-        for written, cleared in seen:  # of two views of the same memory, the one in which it is a real row
-            cleared[:rows] &= ~written[:rows]
+            if (known := self.written_of(tensor)) is None:
+                known = self.rows_written[id(tensor)] = RowsWritten(tensor)
+            known.note(written, rows)
+
+    def written_of(self, tensor: torch.Tensor) -> "RowsWritten | None":
+        """What `vary` has done to a tensor in all requests so far; None where that is another tensor."""
+        known = self.rows_written.get(id(tensor))
+        return known if known is not None and known.is_of(tensor) else None
 
     def _see_changes(self, before: dict[str, Any], left_out: list[str] | None = None) -> None:
         now = self._held(left_out=left_out)

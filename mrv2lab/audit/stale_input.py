@@ -1,6 +1,7 @@
 """stale-input: an input that nobody has refreshed for this step, and that its result depends on."""
 
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from mrv2lab.audit.memory import pattern, storage_of
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import is_off
 from mrv2lab.audit.unwritten_read import responsible
+from mrv2lab.errors import AuditError
 
 KIND, SHORT, RANK = "stale-input", "stale", 0
 ASKED = "always"
@@ -55,11 +57,6 @@ def not_refreshed(evidence: Evidence) -> dict[int, Part]:
     return found
 
 
-def is_mark(tensor: torch.Tensor) -> torch.Tensor:
-    """Where it holds what no input is, like the -inf of a mask."""
-    return torch.isinf(tensor)
-
-
 def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> list[Part]:
     """Those of the parts with which the first rows of the replayed result change, between two patterns or one
     and what is there."""
@@ -71,14 +68,17 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
                 for n in group:
                     tensor = parts[n].tensor
                     mask = torch.from_numpy(parts[n].mask).to(tensor.device)
-                    tensor.masked_fill_(mask & ~is_mark(tensor), pattern(tensor.dtype, which))
+                    tensor.masked_fill_(mask, pattern(tensor.dtype, which))
 
         first = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results.first()
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}
 
     def shows(group: Set[int]) -> bool:
-        one, *others = (result(group, which) for which in PATTERNS)
-        others.append(as_it_is)
+        made = [as_it_is]
+        for which in PATTERNS:
+            with suppress(AuditError):  # it may be an index: the step cannot go on with that
+                made.append(result(group, which))
+        one, *others = reversed(made)
         return any(is_off(one[key], other[key]) for other in others for key in one.keys() & other.keys())
 
     parts = {n: part for n, part in parts.items() if part.mask.any()}

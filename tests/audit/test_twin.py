@@ -6,10 +6,12 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from mrv2lab.audit import audit
+from mrv2lab.audit.memory import RowsWritten, Shadow
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture
 
@@ -378,12 +380,87 @@ def filled_in_turn(device, step, num_rows):
     return SimpleNamespace(step=lambda: step(x, pool, slots), vary=vary, rows=lambda: 2)
 
 
+def in_a_buffer(device):
+    """What is made of each row lies there, and nothing is returned or read again."""
+    x, out, batch = torch.ones(4, device=device), torch.zeros(4, device=device), [4]
+    sizes = iter([3, 2, 3, 1, 2])
+
+    def vary():
+        batch[0] = next(sizes)
+        x[: batch[0]] += 1
+
+    def step():
+        out.copy_(x * 2)
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+def table_of(device, num_entries, begin):
+    """Each row names an entry of a table, from `begin` on; 0 or 1 need not be one."""
+    table, x = torch.arange(1.0, num_entries + 1, device=device), torch.ones(4, device=device)
+    entries, batch = torch.full((4,), begin, dtype=torch.int64, device=device), [4]
+    sizes = iter([4, 3, 2, 3, 1, 2])
+
+    def vary():
+        batch[0] = next(sizes)
+        entries[: batch[0]] = torch.arange(batch[0], device=device) % num_entries + begin
+        x[: batch[0]] += 1
+
+    return SimpleNamespace(step=lambda: x * table[entries - begin], vary=vary, rows=lambda: batch[0])
+
+
+def loaded_for_later(device):
+    """Of six entries vary loads the first ones, and rows use others."""
+    table, x, batch = torch.ones(6, device=device), torch.ones(4, device=device), [4]
+    entries = torch.tensor([4, 5, 0, 0], device=device)
+    sizes = iter([3, 2, 3, 1, 2])
+
+    def vary():
+        batch[0] = next(sizes)
+        table[: batch[0]] += 1
+        x[: batch[0]] += 1
+
+    return SimpleNamespace(step=lambda: x * table[entries], vary=vary, rows=lambda: min(2, batch[0]))
+
+
+def grows_at_one_address(device):
+    """Host memory that is bound anew, larger each time, where the smaller one lay."""
+    arena, state = np.zeros(1 << 21, dtype=np.float32), SimpleNamespace(size=64)
+    x, batch = torch.ones(4, device=device), [4]
+    state.raw = torch.from_numpy(arena[: state.size])
+    sizes = iter([3, 2, 3, 1, 2])
+
+    def vary():
+        batch[0] = next(sizes)
+        state.raw.fill_(batch[0])
+        state.size *= 8
+        state.raw = torch.from_numpy(arena[: state.size])
+        x[: batch[0]] += 1
+
+    step = lambda: x * 2 if state.raw is not None else None  # noqa: E731 - reads it
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+def test_what_lies_where_something_else_lay_is_another_tensor():
+    """A larger one would be written behind the end of what is known of the smaller one."""
+    small, large = (torch.from_numpy(np.zeros(64, dtype=np.float32)[:size]) for size in (8, 64))
+    shadow, known = Shadow(small), RowsWritten(small)
+    assert shadow.view(small).shape == (8,) and shadow.view(large) is None
+    assert shadow.view(torch.as_strided(small, (2, 2), (4, 3))).shape == (2, 2)
+    assert known.is_of(small) and not known.is_of(large) and not known.is_of(small.view(8))
+
+
 @pytest.mark.parametrize("has_twin", [False, True])
 @pytest.mark.parametrize(
     "make",
     [
         two_names,
         accumulators,
+        in_a_buffer,
+        partial(table_of, num_entries=1, begin=0),
+        partial(table_of, num_entries=4, begin=5),
+        loaded_for_later,
+        grows_at_one_address,
         partial(marks, dtype=torch.int64, nobody=-1, begin=4, sizes=[1, 2, 3, 1, 2, 2, 1]),
         partial(marks, dtype=torch.int64, nobody=-1, begin=0, sizes=[2, 3, 1, 3, 2, 2, 1]),
         partial(marks, dtype=torch.float32, nobody=-float("inf"), begin=4, sizes=[1, 2, 3, 1, 2, 2, 1]),
