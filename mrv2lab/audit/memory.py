@@ -129,12 +129,13 @@ class RowsWritten:
         self.cleared[rows:] |= written[rows:]
         self.cleared[:rows] &= ~written[:rows]
 
-    def behind(self, tensor: torch.Tensor, rows: int, is_of_rows: bool) -> np.ndarray:
-        """What may hold anything behind the real rows.
+    def behind(self, tensor: torch.Tensor, rows: int, sizes: Set[int]) -> np.ndarray:
+        """What may hold anything behind the real rows, where results have so many rows in all (`sizes`).
 
         What stands there from the beginning may say that a row is nobody's, if it is an integer, an infinity,
         or in a tensor that has not the rows of the results; and so does what `vary` has written there itself.
         """
+        is_of_rows = not sizes or len(tensor) in sizes
         left: np.ndarray = ~self.now & ~torch.isinf(tensor).cpu().numpy()
         if is_of_rows:
             left &= ~self.cleared

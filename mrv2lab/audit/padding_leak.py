@@ -61,12 +61,13 @@ def in_a_row(evidence: Evidence) -> Findings:
 
     def real(one: Request) -> Request:
         """What it has written instead of returning it, without rows that are as little real as those of the
-        inputs."""
+        inputs, and without inputs that were put back."""
         rows, sizes = one.rows, {*found.values()}
 
         def cut(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-            padded = {p for p, t in tensors.items() if p in one.before and t.dim() and len(t) in sizes}
-            return {path: tensor[:rows] if path in padded else tensor for path, tensor in tensors.items()}
+            kept = {p: t for p, t in tensors.items() if p not in found or p in states or p not in one.before}
+            padded = {p for p, t in kept.items() if p in one.before and t.dim() and len(t) in sizes}
+            return {path: tensor[:rows] if path in padded else tensor for path, tensor in kept.items()}
 
         return one._replace(results=cut(one.results), before=cut(one.before)) if one.before else one
 
@@ -126,7 +127,7 @@ class _Padded:
             if path not in self._known or not self._known[path].is_of(tensor):
                 self._known[path] = RowsWritten(tensor)
             self._known[path].note(written, rows)
-            mask = self._known[path].behind(tensor, rows, len(tensor) in self._sizes)
+            mask = self._known[path].behind(tensor, rows, self._sizes)
             if mask.any() and leads(written, rows):
                 self.found[path] = len(tensor)
                 which = self.other if path in self.second else PATTERNS[0]
@@ -158,7 +159,7 @@ def _behind(evidence: Evidence, rows: int) -> dict[int, Part]:
     sizes = evidence.passes.row_counts
     inputs = (p for p in parts if len(p.tensor) in sizes or storage_of(p.tensor) not in written)
     known = ((part, evidence.passes.written_of(part.tensor)) for part in inputs)
-    behind = ((part, one.behind(part.tensor, rows, len(part.tensor) in sizes)) for part, one in known if one)
+    behind = ((part, one.behind(part.tensor, rows, sizes)) for part, one in known if one)
     return {n: replace(part, mask=mask) for n, (part, mask) in enumerate(behind)}
 
 
