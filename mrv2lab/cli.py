@@ -18,7 +18,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -379,6 +379,19 @@ def run_sweep(
     _deliver(runs, json, None, None)
 
 
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """What a step prints, also in C or another process, is no part of a document."""
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 @audit.command("step")
 def audit_step(
     target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="a function without arguments")],
@@ -411,8 +424,7 @@ def audit_step(
         # A step would end its audit by it, and nobody be told. A fork of the step's may leave.
         os.register_at_fork(after_in_child=partial(setattr, os, "_exit", os._exit))
         left = patch("os._exit", side_effect=SystemExit("it called os._exit()"))
-        # What a step prints is no part of the document.
-        with Waiting(err.print), left, redirect_stdout(sys.stderr if json else sys.stdout):
+        with Waiting(err.print), left, _stdout_to_stderr() if json else nullcontext():
             report = audit_target(target, vary=vary, reset=reset, backend=backend, runs_anew=twin)
     typer.echo(report.to_json() if json else str(report), nl=not json)
     if NO_SIGN in str(report):  # there is no vary(), or it changed nothing

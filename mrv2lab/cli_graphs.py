@@ -130,7 +130,7 @@ def unfix(
     from mrv2lab.upstream.unfix import Edit, diff
 
     edit = Edit(where, find, put, matches)
-    if versions:
+    if tests or versions:
         check(edit, versions)
     if not (changes := diff(edit)).lines:
         raise BadInput(f"--put {put} changes nothing")

@@ -83,7 +83,8 @@ def file_and_function(target: str) -> tuple[Path, str]:
     if not Path(file).is_file():
         raise BadInput(f"{file}: no such file; give FILE.py:FUNCTION")
     if not name.isidentifier():
-        told = f"; of a method give it one: step = {name}, behind the class" if "." in name else ""
+        owner, _, method = name.rpartition(".")
+        told = f"; of a method: step = {owner.lower()}.{method} there, of an object" if owner else ""
         raise BadInput(f"{name!r} is no name of a function; give {file}:FUNCTION{told}")
     return Path(file), name
 

@@ -1,5 +1,6 @@
 """A fix is taken out of a package of our own, and tests are asked. Each asking is two runs of pytest."""
 
+import shutil
 import sys
 
 import pytest
@@ -104,6 +105,12 @@ def test_those_that_fail_with_it_alone_notice(ask):
     )
     told, code, _ = ask("test_plan.py::test_one", "--versions", "==1.2")
     assert told.splitlines()[-1] == "noticed by none of 1 test" and code == 1
+
+
+def test_a_package_without_a_version_is_told_before_a_test_runs(ask, tmp_path):
+    shutil.rmtree(tmp_path / "kept_plan-1.2.dist-info")
+    told, code, _ = ask("test_plan.py::test_one")
+    assert code == 2 and told.count("\n") == 1 and "neither metadata" in told
 
 
 @pytest.mark.parametrize("versions, why", [("==2", "is installed"), ("1.2", "write for example")])

@@ -214,7 +214,8 @@ def test_ops_are_registered_once(tmp_path):
 def test_what_a_step_prints_is_no_part_of_the_document(tmp_path):
     file = tmp_path / "talks.py"
     file.write_text(
-        "import torch\nx = torch.ones(3)\n\n\ndef step():\n    print('said')\n    return x * 2\n\n\n"
+        "import os\nimport torch\nx = torch.ones(3)\n\n\ndef step():\n    print('said')\n"
+        "    os.write(1, b'said by C')\n    return x * 2\n\n\n"
         "def vary():\n    x.add_(1)\n"
     )
     result = run(f"{file}:step", "--backend", "emulated", "--json")
@@ -224,7 +225,7 @@ def test_what_a_step_prints_is_no_part_of_the_document(tmp_path):
 
 def test_of_a_method_it_is_told_how_it_gets_a_name(program):
     told = run(f"{program}:Engine.step").stderr
-    assert f"give {program}:FUNCTION; of a method give it one: step = Engine.step, behind the class" in told
+    assert f"give {program}:FUNCTION; of a method: step = engine.step there, of an object" in told
 
 
 def test_json_is_the_report_and_nothing_else(program, tmp_path):
