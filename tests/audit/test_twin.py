@@ -219,7 +219,7 @@ def behind_the_rows(device, step, dtype=torch.float32):
         batch[0] = len(new)
         x[: len(new)] = torch.tensor(new, dtype=dtype, device=device)
 
-    return SimpleNamespace(step=lambda: step(x), vary=vary, rows=lambda: batch[0])
+    return SimpleNamespace(step=lambda: step(x), vary=vary, rows=lambda: batch[0], x=x)
 
 
 def any_negative(x):
@@ -328,6 +328,13 @@ def cleared_at_times(device, is_read_later):
     return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
 
 
+def test_who_clears_no_row_has_cleared_none(device, backend):
+    """An empty slice is written, as by an engine whose batch is full."""
+    one = behind_the_rows(device, lambda x: x + x.sum())
+    found = audit(one.step, vary=lambda: (one.vary(), one.x[4:].fill_(0)), rows=one.rows, backend=backend)
+    assert {f.subject for f in found.findings} == {"x"}
+
+
 @pytest.mark.parametrize("is_read_later", [False, True])
 def test_a_row_that_was_somebodys_again_is_not_cleared(is_read_later, device, backend):
     make = partial(cleared_at_times, device, is_read_later)
@@ -349,14 +356,13 @@ def two_names(device):
 
 
 def accumulators(device):
-    """Of the real rows, cleared before each step; the last place counts steps."""
+    """More than there are rows: vary clears as many as are real, and what stands in all is read."""
     x, sums, batch = torch.ones(4, device=device), torch.zeros(7, device=device), [4]
     sizes = iter([3, 2, 3, 1, 3])
 
     def step():
-        sums[:4] += x
-        sums[6] += 1
-        return sums[:4] + sums[6]
+        sums.add_(1)
+        return x + sums.sum()
 
     def vary():
         batch[0] = next(sizes)
@@ -364,6 +370,18 @@ def accumulators(device):
         sums[: batch[0]] = 0
 
     return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+def floats_as_indices(device):
+    """A large number behind the rows is no place of the table, and NaN is none either."""
+    table, x, batch = torch.arange(8.0, device=device), torch.ones(4, device=device), [4]
+    sizes = iter([3, 2, 3, 1, 3])
+
+    def vary():
+        batch[0] = next(sizes)
+        x[: batch[0]] = torch.arange(1.0, batch[0] + 1, device=device)
+
+    return SimpleNamespace(step=lambda: table[x.long()], vary=vary, rows=lambda: batch[0])
 
 
 def filled_in_turn(device, step, num_rows):
@@ -450,12 +468,18 @@ def test_what_lies_where_something_else_lay_is_another_tensor():
     assert known.is_of(small) and not known.is_of(large) and not known.is_of(small.view(8))
 
 
+ASSERTS = pytest.mark.skipif(torch.cuda.is_available(), reason="a bad index is an assert there")
+
+
 @pytest.mark.parametrize("has_twin", [False, True])
 @pytest.mark.parametrize(
     "make",
     [
         two_names,
         accumulators,
+        pytest.param(
+            floats_as_indices, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="asserts")
+        ),
         in_a_buffer,
         partial(table_of, num_entries=1, begin=0),
         partial(table_of, num_entries=4, begin=5),
