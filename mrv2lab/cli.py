@@ -382,12 +382,14 @@ def run_sweep(
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
     """What a step prints, also in C or another process, is no part of a document."""
-    kept = os.dup(1)
+    kept, stdout = os.dup(1), sys.stdout
     try:
         os.dup2(2, 1)
         with redirect_stdout(sys.stderr):
             yield
     finally:
+        if stdout is not None:  # it may be closed
+            stdout.flush()  # who has kept it may have written there
         os.dup2(kept, 1)
         os.close(kept)
 

@@ -223,6 +223,18 @@ def test_what_a_step_prints_is_no_part_of_the_document(tmp_path):
     assert "said" in run(f"{file}:step", "--backend", "emulated").stdout
 
 
+def test_what_a_step_has_left_in_a_buffer_of_python_s_is_no_part_of_the_document(tmp_path):
+    file = tmp_path / "keeps.py"
+    file.write_text(
+        "import sys\nimport torch\nx = torch.ones(3)\n\n\ndef step():\n"
+        "    print('said', file=sys.__stdout__)\n    return x * 2\n\n\ndef vary():\n    x.add_(1)\n"
+    )
+    words = [sys.executable, "-m", "mrv2lab", "audit", f"{file}:step", "--backend", "emulated", "--json"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    assert json.loads(done.stdout)["findings"] == [] and "said" in done.stderr
+
+
 def test_of_a_method_it_is_told_how_it_gets_a_name(program):
     told = run(f"{program}:Engine.step").stderr
     assert f"give {program}:FUNCTION; of a method: step = engine.step there, of an object" in told
