@@ -23,6 +23,7 @@ from mrv2lab.audit import (
     silent_eager,
     unwritten_read,
 )
+from mrv2lab.audit.arguments import check, counting
 from mrv2lab.audit.atoms import MISSING
 from mrv2lab.audit.branches import behind_locals
 from mrv2lab.audit.evidence import ASKS_BEFORE, KEEPERS, Evidence, explain
@@ -101,9 +102,10 @@ def audit(
 
     Raises:
         AuditError: the step raises, does not end, or does other things each time; names the line.
-        BadInput: an unknown backend, or no GPU for `cuda`.
+        BadInput: an unknown backend, or no GPU for `cuda`; an argument that is nothing of what it takes.
     """
     backend = resolve(backend)
+    check(step=step, vary=vary, reset=reset, beside=beside, inputs=inputs, rows=rows, reads=reads, twin=twin)
     code = getattr(step, "__code__", None)
     if code is not None and code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
         place = Place(code.co_filename, code.co_firstlineno, code.co_name)
@@ -147,7 +149,7 @@ def audit(
         names.step_name(step), make, run, eager, vary or nothing, roots=names.Reachable(step), fresh=restore,
         afresh=(lambda: capture(step)) if backend == "cuda" else None,  # the emulator sees what ops do
         beside={names.step_name(other): partial(also, other) for other in beside}, is_one=True,
-        inputs=inputs, num_rows=rows, in_flight=in_flight, reads=reads, twin=twin,
+        inputs=inputs, num_rows=rows and counting(rows), in_flight=in_flight, reads=reads, twin=twin,
         begun=contents(names.Reachable(step)) if twin else {},
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"), observable():

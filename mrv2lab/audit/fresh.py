@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mrv2lab.audit import names
+from mrv2lab.audit.arguments import counting
 from mrv2lab.audit.evidence import Evidence
 from mrv2lab.audit.memory import Saved, clone, storage_of
 from mrv2lab.audit.passes import (
@@ -43,8 +44,8 @@ class Fresh:
         self.step, self.vary = made.step, made.vary
         self.make_inputs: Callable[[], Any] = made.vary  # with what is to be done around it
         self.reset = getattr(made, "reset", None) or nothing
-        self.rows: Any
-        self.rows, self.finish = getattr(made, "rows", None), getattr(made, "finish", None)
+        rows, self.finish = getattr(made, "rows", None), getattr(made, "finish", None)
+        self.rows = rows and counting(rows)
         self.run = made.step if backend else getattr(made, "eager", made.step)
         self.graph: CapturedGraph | None = None
         self.reset()

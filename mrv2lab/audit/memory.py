@@ -8,7 +8,7 @@ further ones: zero, the largest and the lowest number, none at all.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import nan
@@ -110,6 +110,29 @@ class Seen(weakref.ref[torch.Tensor]):
     """A reference of the audit's own to a tensor."""
 
 
+@contextmanager
+def unseen_writes(shadows: Mapping[int, Shadow], tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Memory of the host's that changes in here where nobody has noted it counts as written as a whole: what
+    NumPy writes, nobody tells."""
+    before = [(Seen(tensor), clone(tensor)) for tensor in tensors if tensor.device.type == "cpu"]
+    yield
+    for reference, held in before:
+        tensor = reference()
+        shadow = None if tensor is None else shadows.get(storage_of(tensor))
+        if tensor is None or shadow is None or tensor.shape != held.shape:
+            continue
+        view = shadow.view(tensor)
+        if view is not None and bool((_differs(held, clone(tensor)) & ~view).any()):
+            shadow.note_write(None)
+
+
+def _differs(one: torch.Tensor, other: torch.Tensor) -> np.ndarray:
+    """Which elements of two copies have other bits."""
+    one_bits, other_bits = (as_bytes(t).numpy().reshape(*t.shape, t.itemsize) for t in (one, other))
+    apart: np.ndarray = (one_bits != other_bits).any(-1)
+    return apart
+
+
 class RowsWritten:
     """Which elements of a tensor `vary` has written, request by request."""
 
@@ -129,6 +152,13 @@ class RowsWritten:
         self.cleared[rows:] |= written[rows:]
         self.cleared[:rows] &= ~written[:rows]
 
+    def leads(self, rows: int) -> bool:
+        """Whether what was written last are the first rows, one after the other, and as many as are real: not
+        a slot or a block of a pool, or one place of a ring."""
+        in_row = [bool(row.any()) for row in self.now]
+        num_first = next((number for number, is_written in enumerate(in_row) if not is_written), len(in_row))
+        return num_first >= max(1, min(rows, len(in_row))) and not any(in_row[num_first:])
+
     def behind(self, tensor: torch.Tensor, rows: int, sizes: Set[int]) -> np.ndarray:
         """What may hold anything behind the real rows, where results have so many rows in all (`sizes`).
 
@@ -136,13 +166,39 @@ class RowsWritten:
         or in a tensor that has not the rows of the results; and so does what `vary` has written there itself.
         """
         is_of_rows = not sizes or len(tensor) in sizes
-        left: np.ndarray = ~self.now & ~torch.isinf(tensor).cpu().numpy()
+        left: np.ndarray = ~self.now
         if is_of_rows:
             left &= ~self.cleared
         if not (is_of_rows and tensor.dtype.is_floating_point):
             left &= self.earlier
         left[:rows] = False
-        return left
+        return left & ~_is_infinite(tensor) if left.any() else left
+
+
+class RowsOfAll:
+    """The same of tensors, as far as `vary` writes in them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, RowsWritten] = {}  # by what names the tensor
+
+    def note(self, tensor: torch.Tensor, written: np.ndarray, rows: int) -> None:
+        known = self.of(tensor)
+        if known is None and written.any():
+            known = self._known[id(tensor)] = RowsWritten(tensor)
+        if known is not None:
+            known.note(written, rows)
+
+    def of(self, tensor: torch.Tensor) -> RowsWritten | None:
+        """None where it has written nothing, or that is another tensor."""
+        known = self._known.get(id(tensor))
+        return known if known is not None and known.is_of(tensor) else None
+
+
+def _is_infinite(tensor: torch.Tensor) -> np.ndarray:
+    held = clone(tensor)
+    held = held.float() if held.itemsize == 1 else held  # torch asks no float of 8 bits
+    infinite: np.ndarray = torch.isinf(held).numpy()
+    return infinite
 
 
 @contextmanager
@@ -190,6 +246,16 @@ def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for tensor, content in contents:
             once = _unexpanded(tensor)
             once.copy_(content[tuple(map(slice, once.shape))])
+
+
+def put_pattern(tensor: torch.Tensor, mask: np.ndarray, which: int) -> None:
+    """Let elements of a tensor hold a pattern."""
+    put_where(tensor, mask, torch.full((), pattern(tensor.dtype, which), dtype=tensor.dtype))
+
+
+def put_where(tensor: torch.Tensor, mask: np.ndarray, content: torch.Tensor) -> None:
+    """Let elements of a tensor hold what a copy holds. On the host, where torch has that for every type."""
+    put([(tensor, torch.where(torch.from_numpy(mask), content, clone(tensor)))])
 
 
 def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:

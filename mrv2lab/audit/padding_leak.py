@@ -10,7 +10,7 @@ import torch
 
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.fresh import Fresh, Request, Tensors, engine_of, results_off, serve
-from mrv2lab.audit.memory import RowsWritten, Shadow, pattern, put, storage_of
+from mrv2lab.audit.memory import RowsOfAll, Shadow, clone, put_pattern, put_where, storage_of, unseen_writes
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.stale_input import PATTERNS, Part, depends, not_refreshed
@@ -37,9 +37,8 @@ def unasked(evidence: Evidence) -> str | None:
     if rows is None or any(part.mask.any() for part in _behind(evidence, rows).values()):
         return None
     long = (tensor for tensor in passes.static() if tensor.dim() and len(tensor) > rows)
-    shadows = ((tensor, passes.refreshed.get(storage_of(tensor))) for tensor in long)
-    views = ((tensor, shadow.view(tensor)) for tensor, shadow in shadows if shadow is not None)
-    if (padded := next((t for t, view in views if view is not None and leads(view, rows)), None)) is None:
+    known = ((tensor, passes.rows_written.of(tensor)) for tensor in long)
+    if (padded := next((tensor for tensor, one in known if one and one.leads(rows)), None)) is None:
         return None
     told = f"vary() has written {evidence.called(padded)} behind its {rows} real rows too"
     return f"{told}, so what they do to the real ones was not asked: let it write those alone"
@@ -61,13 +60,12 @@ def in_a_row(evidence: Evidence) -> Findings:
 
     def real(one: Request) -> Request:
         """What it has written instead of returning it, without rows that are as little real as those of the
-        inputs, and without inputs that were put back."""
+        inputs."""
         rows, sizes = one.rows, {*found.values()}
 
         def cut(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-            kept = {p: t for p, t in tensors.items() if p not in found or p in states or p not in one.before}
-            padded = {p for p, t in kept.items() if p in one.before and t.dim() and len(t) in sizes}
-            return {path: tensor[:rows] if path in padded else tensor for path, tensor in kept.items()}
+            padded = {p for p, t in tensors.items() if p in one.before and t.dim() and len(t) in sizes}
+            return {path: tensor[:rows] if path in padded else tensor for path, tensor in tensors.items()}
 
         return one._replace(results=cut(one.results), before=cut(one.before)) if one.before else one
 
@@ -81,8 +79,9 @@ def in_a_row(evidence: Evidence) -> Findings:
         right, found = served(frozenset(), None)
         if not found or off(frozenset(), None):
             return
-        other = next((other for other in (PATTERNS[1], None) if off({*found}, other)), -1)
-        paths = dict(enumerate(found)) if other != -1 else {}
+        if not (others := [other for other in (PATTERNS[1], None) if off({*found}, other)]):
+            return
+        other, paths = others[0], dict(enumerate(found))
         for path in responsible(paths, lambda group: bool(off({paths[n] for n in group}, other))):
             text = f"request {off({path}, other)} of those in a row changes with what stood behind the real "
             text += f"rows of {path}, in it or before: the step has left that where real rows read it"
@@ -107,65 +106,52 @@ class _Padded:
         self.second, self.other = second, other
         self.found: dict[str, int] = {}  # with the number of rows
         self._sizes = {len(tensor) for tensor in engine.first.values() if tensor.dim()}
-        self._known: dict[str, RowsWritten] = {}
-        self._run, self._masked = engine.run, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
+        self._written, self._run = RowsOfAll(), engine.run
+        self._masks = list[tuple[str, torch.Tensor, np.ndarray]]()  # of the request that is prepared
         engine.make_inputs, engine.run = self.vary, self.run
 
     def _is_input(self, path: str, tensor: torch.Tensor) -> bool:
         return len(tensor) in self._sizes or path not in self.states
 
     def vary(self) -> None:
-        """The inputs of a request, with patterns."""
+        """The inputs of a request."""
         held = {path: one for path, one in self.engine.held() if one.dim() and self._is_input(path, one)}
         shadows = {storage_of(tensor): Shadow(tensor) for tensor in held.values()}
-        with Recorder(self.session, earlier=shadows, any_write=True):
+        with Recorder(self.session, earlier=shadows, any_write=True), unseen_writes(shadows, held.values()):
             self.engine.vary()
+        assert self.engine.rows is not None
+        self._masks, rows = [], self.engine.rows()
         for path, tensor in held.items():
-            written, rows = shadows[storage_of(tensor)].view(tensor), self.engine.rows()
-            if written is None:
+            if (view := shadows[storage_of(tensor)].view(tensor)) is not None:
+                self._written.note(tensor, view, rows)
+            written = None if view is None else self._written.of(tensor)
+            if written is None or not written.leads(rows):
                 continue
-            if path not in self._known or not self._known[path].is_of(tensor):
-                self._known[path] = RowsWritten(tensor)
-            self._known[path].note(written, rows)
-            mask = self._known[path].behind(tensor, rows, self._sizes)
-            if mask.any() and leads(written, rows):
+            if (mask := written.behind(tensor, rows, self._sizes)).any():
                 self.found[path] = len(tensor)
-                which = self.other if path in self.second else PATTERNS[0]
-                if which is not None:
-                    self._fill(tensor, torch.from_numpy(mask).to(tensor.device), which)
-
-    def _fill(self, tensor: torch.Tensor, mask: torch.Tensor, which: int) -> None:
-        with torch.inference_mode():
-            before = tensor.clone()
-            tensor.masked_fill_(mask, pattern(tensor.dtype, which))
-        self._masked.append((tensor, before, mask))
+                self._masks.append((path, tensor, mask))
 
     def run(self) -> Any:
-        """The step. What it read has what it had before: a `vary` may count on from there."""
+        """The step, with patterns. What it read has what it had before: a `vary` may count on from there."""
+        before = [(tensor, mask, clone(tensor)) for _, tensor, mask in self._masks]
+        for path, tensor, mask in self._masks:
+            which = self.other if path in self.second else PATTERNS[0]
+            if which is not None:
+                put_pattern(tensor, mask, which)
         try:
             return self._run()
         finally:
-            with torch.inference_mode():
-                for tensor, before, mask in reversed(self._masked):  # two may view the same memory
-                    put([(tensor, torch.where(mask, before, tensor))])
-            self._masked.clear()
+            for tensor, mask, content in before:
+                put_where(tensor, mask, content)
 
 
 def _behind(evidence: Evidence, rows: int) -> dict[int, Part]:
     """What `vary` has left as it was behind the real rows, of inputs that it has written. What the step
     writes and has another number of rows than its results is no input: a pool of blocks or slots."""
+    passes = evidence.passes
     written = {storage_of(tensor) for capture in evidence.captures for tensor in capture.written}
-    parts = [part for part in not_refreshed(evidence).values() if leads(~part.mask, rows)]
-    sizes = evidence.passes.row_counts
+    parts, sizes = not_refreshed(evidence).values(), passes.row_counts
     inputs = (p for p in parts if len(p.tensor) in sizes or storage_of(p.tensor) not in written)
-    known = ((part, evidence.passes.written_of(part.tensor)) for part in inputs)
-    behind = ((part, one.behind(part.tensor, rows, sizes)) for part, one in known if one)
+    known = ((part, passes.rows_written.of(part.tensor)) for part in inputs)
+    behind = ((part, one.behind(part.tensor, rows, sizes)) for part, one in known if one and one.leads(rows))
     return {n: replace(part, mask=mask) for n, (part, mask) in enumerate(behind)}
-
-
-def leads(written: np.ndarray, rows: int) -> bool:
-    """Whether `vary` has written in the first rows of a tensor, one after the other, and as many as are real:
-    not in a slot or a block of a pool, or in one place of a ring."""
-    in_row = [bool(row.any()) for row in written]
-    num_first = next((number for number, is_written in enumerate(in_row) if not is_written), len(in_row))
-    return num_first >= max(1, min(rows, len(in_row))) and not any(in_row[num_first:])

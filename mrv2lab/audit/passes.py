@@ -31,7 +31,7 @@ from mrv2lab.audit.atoms import Described
 from mrv2lab.audit.glance import Glance
 from mrv2lab.audit.lines import MAX_LINES, Anchor, KnownLines, same, users_frame
 from mrv2lab.audit.memory import (
-    RowsWritten,
+    RowsOfAll,
     Saved,
     Shadow,
     as_bytes,
@@ -41,6 +41,7 @@ from mrv2lab.audit.memory import (
     put,
     storage_of,
     strides,
+    unseen_writes,
 )
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
@@ -145,7 +146,7 @@ class Passes:
         self.session, self.engine, self.made = session, engine, Recorder(session, order=session.order)
         self.beside: Beside | None = None
         self.refreshed: dict[int, Shadow] = {}
-        self.rows_written: dict[int, RowsWritten] = {}  # by what names the tensor, see `written_of`
+        self.rows_written = RowsOfAll()
         self.plain_at_capture: dict[str, Any] = {}  # numbers and texts of Python's objects, by path
         self.num_rows: int | None = None
         self.row_counts: set[int] = set()  # of what the step returns, with those that are not real
@@ -226,10 +227,12 @@ class Passes:
     def vary(self) -> None:
         """The inputs of the next step. Where it is asked what has been refreshed, that is watched."""
         engine = self.engine
-        watched = self._border()
+        watched: AbstractContextManager[object] = self._border()
+        unseen: AbstractContextManager[object] = nullcontext()
         if engine.num_rows is not None or engine.inputs:
             # No name of ours may hold one: where it ends, `vary` has bound another.
             self.refreshed |= {storage_of(tensor): Shadow(tensor) for tensor in self.static()}
+            unseen = unseen_writes(self.refreshed, self.static())
             watched = Recorder(self.session, earlier=self.refreshed, any_write=True, order=self.session.order)
         elif self._is_ordered() or self.num_varied:
             watched = Recorder(self.session, order=self.session.order)
@@ -239,7 +242,7 @@ class Passes:
         outer = self._of_vary()
         self._drawn = self._drawn or drawn_next(engine.vary, engine.fresh)
         entered = list[Any]()
-        with naming("when the inputs were varied"), watched:
+        with naming("when the inputs were varied"), watched, unseen:
             depth = torch._C._len_torch_function_stack()
             engine.vary()
             while torch._C._len_torch_function_stack() > depth:  # modes that are to stay: ours lies below
@@ -262,16 +265,8 @@ class Passes:
     def _see_rows(self, rows: int) -> None:
         for tensor in filter(torch.Tensor.dim, self.static()):
             shadow = self.refreshed.get(storage_of(tensor))  # None: `vary` has bound it
-            if shadow is None or (written := shadow.view(tensor)) is None:
-                continue
-            if (known := self.written_of(tensor)) is None:
-                known = self.rows_written[id(tensor)] = RowsWritten(tensor)
-            known.note(written, rows)
-
-    def written_of(self, tensor: torch.Tensor) -> "RowsWritten | None":
-        """What `vary` has done to a tensor in all requests so far; None where that is another tensor."""
-        known = self.rows_written.get(id(tensor))
-        return known if known is not None and known.is_of(tensor) else None
+            if shadow is not None and (written := shadow.view(tensor)) is not None:
+                self.rows_written.note(tensor, written, rows)
 
     def _see_changes(self, before: dict[str, Any], left_out: list[str] | None = None) -> None:
         now = self._held(left_out=left_out)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.memory import pattern, storage_of
+from mrv2lab.audit.memory import put_pattern, storage_of
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import is_off
 from mrv2lab.audit.unwritten_read import responsible
@@ -64,11 +64,8 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
 
     def result(group: Set[int], which: int) -> dict[object, torch.Tensor]:
         def fill() -> None:
-            with torch.inference_mode():
-                for n in group:
-                    tensor = parts[n].tensor
-                    mask = torch.from_numpy(parts[n].mask).to(tensor.device)
-                    tensor.masked_fill_(mask, pattern(tensor.dtype, which))
+            for n in group:
+                put_pattern(parts[n].tensor, parts[n].mask, which)
 
         first = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results.first()
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}

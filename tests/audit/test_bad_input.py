@@ -7,6 +7,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -261,6 +262,40 @@ def test_memory_without_end(x, backend, monkeypatch):
     with pytest.raises(AuditError, match="half of the memory") as error:
         audit(step, backend=backend)
     here(error)
+
+
+@pytest.mark.parametrize(
+    "name, value, takes",
+    [
+        ("vary", 5, "vary=5 is a int; it takes a function"),
+        ("rows", 3, "rows=3 is a int; it takes a function that returns how many rows are real"),
+        ("twin", SimpleNamespace(step=None), "twin=.* it takes a function that makes a fresh engine"),
+        ("beside", len, "beside=.* it takes a list of functions"),
+        ("beside", [1], "beside=.* it takes a list of functions"),
+        ("inputs", torch.ones(2), "inputs=.* it takes a list of the static input tensors"),
+        ("inputs", iter(()), "inputs=.* it takes a list of the static input tensors"),
+    ],
+)
+def test_an_argument_of_another_kind(name, value, takes, x, backend):
+    with pytest.raises(BadInput, match=takes):
+        audit(lambda: x * 2, backend=backend, **{name: value})
+
+
+def test_a_step_that_is_no_function(x, backend):
+    with pytest.raises(BadInput, match=r"step=.* is a Tensor; it takes a function without arguments"):
+        audit(x * 2, backend=backend)
+
+
+@pytest.mark.parametrize("given", [2.0, None, -1, "2"])
+def test_rows_that_are_no_number(given, x, backend):
+    with pytest.raises(BadInput, match=r"rows\(\) returned .*; it returns how many rows are real"):
+        audit(lambda: x * 2, vary=lambda: x.add_(1), rows=lambda: given, backend=backend)
+
+
+def test_rows_as_a_tensor_or_of_numpy(x, backend):
+    for given in (torch.tensor(2), np.int64(2)):
+        report = audit(lambda: x * 2, vary=lambda: x.add_(1), rows=lambda given=given: given, backend=backend)
+        assert not report.findings
 
 
 def test_an_unknown_backend(x):

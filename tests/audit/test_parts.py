@@ -870,6 +870,21 @@ def test_padding_is_what_is_written_in_part_and_an_input_that_is_not_written_is_
     assert [(f.kind, f.subject) for f in report.findings] == [("stale-input", "w")], str(report)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NumPy writes to the host's memory alone")
+def test_what_numpy_writes_is_written():
+    """No op tells of it: what changes without one counts as written, all of that memory."""
+    x, batch = torch.ones(4, 2), [4]
+
+    def vary():
+        batch[0] = batch[0] % 3 + 1
+        x.numpy()[: batch[0]] += 1
+        x.numpy()[batch[0] :] = 0
+
+    assert not audit(lambda: x * 2, vary=vary, inputs=[x], backend="emulated").findings
+    report = audit(lambda: x + x.sum(0), vary=vary, rows=lambda: batch[0], backend="emulated")
+    assert not report.findings and any("vary() has written x behind its" in note for note in report.notes)
+
+
 def test_a_draft_that_is_replayed_twice_has_written_over_its_first_result(device, backend):
     x, state, made = torch.rand(4, device=device), torch.zeros(4, device=device), []
 

@@ -261,6 +261,23 @@ def sums_by_request(device, is_read_later):
     return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
 
 
+def beside_odd_types(device, **how):
+    """The same, in an engine that holds inputs of types that torch neither compares nor fills."""
+    one, types = states_of(device, **how), (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16)
+    odd = [torch.ones(4, device=device).to(dtype) for dtype in types]
+
+    def step(step=one.step):
+        return step() + sum(one.to(torch.float32) for one in odd)
+
+    def vary(vary=one.vary):
+        vary()
+        for tensor in odd:
+            tensor[: one.rows()].copy_(torch.full((one.rows(),), 2.0, device=device).to(tensor.dtype))
+
+    one.step, one.vary = step, vary
+    return one
+
+
 def in_place(device):
     """What the step makes lies in a buffer, and it returns nothing."""
     one, out = states_of(device), torch.zeros(4, device=device)
@@ -278,6 +295,7 @@ def in_place(device):
         (partial(sums_by_request, is_read_later=False), "of", False),
         (partial(sums_by_request, is_read_later=True), "x", True),
         (in_place, "written", True),
+        (beside_odd_types, "written", True),
     ],
 )
 def test_inputs_of_another_length_than_results_have_padding_too(make, subject, has_twin, device, backend):
@@ -481,6 +499,7 @@ ASSERTS = pytest.mark.skipif(torch.cuda.is_available(), reason="a bad index is a
             floats_as_indices, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="asserts")
         ),
         in_a_buffer,
+        partial(beside_odd_types, slots_of_padding="a slot of its own", writes="real"),
         partial(table_of, num_entries=1, begin=0),
         partial(table_of, num_entries=4, begin=5),
         loaded_for_later,
