@@ -115,6 +115,7 @@ def unseen_writes(shadows: Mapping[int, Shadow], tensors: Iterable[torch.Tensor]
     """Memory of the host's that changes in here where nobody has noted it counts as written as a whole: what
     NumPy writes, nobody tells."""
     before = [(Seen(tensor), clone(tensor)) for tensor in tensors if tensor.device.type == "cpu"]
+    del tensors  # where the last name of one ends in here, it ends
     yield
     for reference, held in before:
         tensor = reference()

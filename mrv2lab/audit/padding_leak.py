@@ -117,7 +117,7 @@ class _Padded:
         """The inputs of a request."""
         held = {path: one for path, one in self.engine.held() if one.dim() and self._is_input(path, one)}
         shadows = {storage_of(tensor): Shadow(tensor) for tensor in held.values()}
-        with Recorder(self.session, earlier=shadows, any_write=True), unseen_writes(shadows, held.values()):
+        with unseen_writes(shadows, held.values()), Recorder(self.session, earlier=shadows, any_write=True):
             self.engine.vary()
         assert self.engine.rows is not None
         self._masks, rows = [], self.engine.rows()

@@ -242,7 +242,7 @@ class Passes:
         outer = self._of_vary()
         self._drawn = self._drawn or drawn_next(engine.vary, engine.fresh)
         entered = list[Any]()
-        with naming("when the inputs were varied"), watched, unseen:
+        with naming("when the inputs were varied"), unseen, watched:  # what we read, `vary` does not
             depth = torch._C._len_torch_function_stack()
             engine.vary()
             while torch._C._len_torch_function_stack() > depth:  # modes that are to stay: ours lies below
