@@ -17,6 +17,7 @@ from pydantic import Field
 
 from mrv2lab import results
 from mrv2lab.audit import launches, names, nodes
+from mrv2lab.audit.arguments import check
 from mrv2lab.audit.atoms import summary
 from mrv2lab.audit.passes import naming, nothing
 from mrv2lab.audit.recorder import Recorder, Session
@@ -118,6 +119,7 @@ def describe(
     Raises:
         BadInput: the step raises or cannot be captured, an unknown backend, or no GPU for `cuda`.
     """
+    check(step=step, reset=reset)
     backend, restore = resolve(backend), reset or nothing
     session, pool = Session(backend), new_pool(backend)
     recorder, called = Recorder(session), names.step_name(step)

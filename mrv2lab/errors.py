@@ -95,7 +95,10 @@ def _without_arguments(file: Path) -> list[str]:
         statements = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return []
-    functions = ((one.name, one.args) for one in statements if isinstance(one, ast.FunctionDef))
+    functions = [(one.name, one.args) for one in statements if isinstance(one, ast.FunctionDef)]
+    for one in statements:
+        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Lambda):
+            functions += [(name.id, one.value.args) for name in one.targets if isinstance(name, ast.Name)]
     return [
         name
         for name, taken in functions

@@ -67,6 +67,7 @@ class Strict(BaseModel):
 
 
 _WORDS = {
+    "missing": "is not there",
     "extra_forbidden": "no such key",
     "tuple_type": 'a list is needed, like ["name"] or [1, 2]',
     "dict_type": "a table of names and values is needed",

@@ -1,5 +1,6 @@
 """What `audit` is given: functions, tensors and numbers of rows, or a word on what is none."""
 
+import inspect
 import operator
 from collections.abc import Callable, Collection
 from functools import partial
@@ -17,20 +18,43 @@ _HOW = {
 }
 
 
-_SEVERAL: dict[str, Callable[[Any], bool]] = {"beside": callable, "inputs": torch.is_tensor}
+def asks_nothing(value: Any) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        return False
+    except ValueError:  # of C++, whose signature nobody knows
+        return callable(value)
+    return True
+
+
+_SEVERAL: dict[str, Callable[[Any], bool]] = {"beside": asks_nothing, "inputs": torch.is_tensor}
 
 
 def check(**given: Any) -> None:
-    """BadInput: what is to be called cannot be, or what is to be a tensor is none."""
+    """BadInput: what is to be called cannot be, or asks for something, or what is to be a tensor is none."""
     for name, value in given.items():
         if name in _SEVERAL:
             is_list = isinstance(value, Collection) and not torch.is_tensor(value)
             fits = is_list and all(map(_SEVERAL[name], value))
         else:
-            fits = callable(value) or (value is None and name != "step")
-        if not fits:
-            takes = _HOW.get(name, "a function without arguments")
-            raise BadInput(f"{name}={str(value)[:60]} is a {type(value).__name__}; it takes {takes}")
+            fits = asks_nothing(value) or (value is None and name != "step")
+        if fits:
+            continue
+        takes = _HOW.get(name, "a function without arguments")
+        if callable(value) and name not in _SEVERAL:
+            let = "; let inputs lie outside, and vary() change them there" if name in ("step", "vary") else ""
+            told = f"{getattr(value, '__name__', value)}() asks for {', '.join(_asked_for(value))}"
+            raise BadInput(f"{told}; {name} takes {takes}{let}")
+        raise BadInput(f"{name}={str(value)[:60]} is a {type(value).__name__}; it takes {takes}")
+
+
+def _asked_for(function: Callable[..., Any]) -> list[str]:
+    """The arguments without which it cannot be called."""
+    parameters = inspect.signature(function).parameters.values()
+    may_lack = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in may_lack]
 
 
 def counting(rows: Callable[[], Any]) -> Callable[[], int]:

@@ -783,10 +783,6 @@ def naming(when: str) -> Iterator[None]:
         if "dummy base class" in message:  # it was bound before `graphs.owned` had a model of it
             message += ": import mrv2lab.audit before whatever imports it by name"
         message += on_a_cpu(message)
-        if isinstance(error, TypeError) and "required positional argument" in message:
-            message += (
-                ". Neither a step nor vary takes any: let inputs lie outside, and vary() change them there"
-            )
         if isinstance(error, CaptureError):
             raise AuditError(f"the step cannot be captured{at}: {message}") from error
         raise AuditError(f"the step raised {type(error).__name__} {when}{at}: {message}") from error

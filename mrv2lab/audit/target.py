@@ -5,7 +5,6 @@ The cell magic: `%load_ext mrv2lab.audit`, then a cell that begins with `%%audit
 
 import dis
 import importlib.util
-import inspect
 import sys
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -19,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 
+from mrv2lab.audit.arguments import asks_nothing
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.passes import nothing, on_a_cpu
 from mrv2lab.audit.report import AuditReport
@@ -84,23 +84,12 @@ def _are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | tuple) and all(map(kind, value))
 
 
-def _asks_nothing(value: Any) -> bool:
-    """Whether it can be called without arguments: a function of the step's own may have such a name."""
-    try:
-        inspect.signature(value).bind()
-    except TypeError:
-        return False
-    except ValueError:  # of C++, whose signature nobody knows
-        return callable(value)
-    return True
-
-
 _MORE: dict[str, Callable[[Any], bool]] = {
-    "beside": _are(_asks_nothing),
+    "beside": _are(asks_nothing),
     "inputs": _are(lambda value: isinstance(value, torch.Tensor)),
-    "rows": _asks_nothing,
-    "reads": _asks_nothing,
-    "twin": _asks_nothing,
+    "rows": asks_nothing,
+    "reads": asks_nothing,
+    "twin": asks_nothing,
     "in_flight": lambda value: isinstance(value, int),
 }
 """Arguments of `audit` that a file or a cell may name, and what they are then."""

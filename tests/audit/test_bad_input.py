@@ -270,6 +270,7 @@ def test_memory_without_end(x, backend, monkeypatch):
         ("vary", 5, "vary=5 is a int; it takes a function"),
         ("rows", 3, "rows=3 is a int; it takes a function that returns how many rows are real"),
         ("twin", SimpleNamespace(step=None), "twin=.* it takes a function that makes a fresh engine"),
+        ("vary", lambda n, m=2: n, r"<lambda>\(\) asks for n; vary takes a function"),
         ("beside", len, "beside=.* it takes a list of functions"),
         ("beside", [1], "beside=.* it takes a list of functions"),
         ("inputs", torch.ones(2), "inputs=.* it takes a list of the static input tensors"),

@@ -327,9 +327,10 @@ def test_of_a_file_alone_those_functions_are_told_that_need_no_argument(program)
     program.write_text(
         "def step(): ...\ndef one(a): ...\ndef first(a, /): ...\ndef named(*, a): ...\n"
         "def more(a=1, *b, c=2, **d): ...\nclass Engine:\n    def step(): ...\n"
+        "short = lambda: 1\nof_some = lambda a: a\n"
     )
     told = run(program).stderr
-    assert told.endswith(f"possible: {program}:step, {program}:more\n")
+    assert told.endswith(f"possible: {program}:step, {program}:more, {program}:short\n")
     program.write_text("def step(:\n")
     assert run(program).stderr.endswith("possible: FILE.py:FUNCTION\n")
 

@@ -101,7 +101,11 @@ REFUSED = {
         "does no work on the device",
     ),
     "of the host's only": ("y = host(torch.ones(2))\n\ndef step():\n    return y + 1", "does no work"),
-    "wants an argument": ("def step(n):\n    return x + n", "missing 1 required positional argument: 'n'"),
+    "wants an argument": ("def step(n):\n    return x + n", "step() asks for n; step takes a function"),
+    "a helper that wants an argument": (
+        "def helper(n):\n    return x + n\n\ndef step():\n    return helper()",
+        "raised TypeError while it was captured at",
+    ),
     "no function": ("step = 3", "no function 'step'"),
     "an op that leaves the process": (
         """
