@@ -2,8 +2,8 @@
 
 import inspect
 import operator
+import reprlib
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +32,9 @@ def asks_nothing(value: Any) -> bool:
 _SEVERAL: dict[str, Callable[[Any], bool]] = {"beside": asks_nothing, "inputs": torch.is_tensor}
 
 
-def check(**given: Any) -> None:
+def check(in_flight: int = 0, **given: Any) -> None:
     """BadInput: what is to be called cannot be, or asks for something, or what is to be a tensor is none."""
+    _count(in_flight, "in_flight is", "how many steps later a result is still read")
     for name, value in given.items():
         if name in _SEVERAL:
             is_list = isinstance(value, Collection) and not torch.is_tensor(value)
@@ -45,9 +46,9 @@ def check(**given: Any) -> None:
         takes = _HOW.get(name, "a function without arguments")
         if callable(value) and name not in _SEVERAL:
             let = "; let inputs lie outside, and vary() change them there" if name in ("step", "vary") else ""
-            told = f"{getattr(value, '__name__', value)}() asks for {', '.join(_asked_for(value))}"
+            told = f"{getattr(value, '__name__', name)}() asks for {', '.join(_asked_for(value))}"
             raise BadInput(f"{told}; {name} takes {takes}{let}")
-        raise BadInput(f"{name}={str(value)[:60]} is a {type(value).__name__}; it takes {takes}")
+        raise BadInput(f"{name} is {reprlib.repr(value)}; it takes {takes}")
 
 
 def _asked_for(function: Callable[..., Any]) -> list[str]:
@@ -59,14 +60,14 @@ def _asked_for(function: Callable[..., Any]) -> list[str]:
 
 def counting(rows: Callable[[], Any]) -> Callable[[], int]:
     """The same, where it gives a number of rows. BadInput: it does not."""
-    return partial(_count, rows)
+    return lambda: _count(rows(), "rows() returned", "how many rows are real")
 
 
-def _count(rows: Callable[[], Any]) -> int:
+def _count(given: Any, told: str, meant: str) -> int:
     try:
-        number = operator.index(told := rows())
+        number = operator.index(given)
     except TypeError:
         number = -1
     if number < 0:
-        raise BadInput(f"rows() returned {told!r}; it returns how many rows are real, a whole number")
+        raise BadInput(f"{told} {reprlib.repr(given)}; it is {meant}, a whole number")
     return number

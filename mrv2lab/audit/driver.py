@@ -105,7 +105,8 @@ def audit(
         BadInput: an unknown backend, or no GPU for `cuda`; an argument that is nothing of what it takes.
     """
     backend = resolve(backend)
-    check(step=step, vary=vary, reset=reset, beside=beside, inputs=inputs, rows=rows, reads=reads, twin=twin)
+    called = {"step": step, "vary": vary, "reset": reset, "rows": rows, "reads": reads, "twin": twin}
+    check(in_flight, beside=beside, inputs=inputs, **called)
     code = getattr(step, "__code__", None)
     if code is not None and code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
         place = Place(code.co_filename, code.co_firstlineno, code.co_name)

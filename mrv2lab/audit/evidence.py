@@ -369,6 +369,10 @@ class Evidence:
         local = next(filter(None, variables), None)
         return self.results.name_of(tensor) or local or f"a tensor of shape {list(tensor.shape)}"
 
+    def view_called(self, tensor: torch.Tensor) -> str:
+        """The same, of one of several views of one memory."""
+        return next((path for path, one in self.named if one is tensor), "") or self.called(tensor)
+
     def user(self, tensor: torch.Tensor, is_write: bool = False) -> tuple[int, Place | None]:
         """The first work that reads a tensor, or the last that writes it, and its place in the pass."""
         begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes

@@ -114,8 +114,11 @@ class Seen(weakref.ref[torch.Tensor]):
 def unseen_writes(shadows: Mapping[int, Shadow], tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Memory of the host's that changes in here where nobody has noted it counts as written as a whole: what
     NumPy writes, nobody tells."""
-    before = [(Seen(tensor), clone(tensor)) for tensor in tensors if tensor.device.type == "cpu"]
-    del tensors  # where the last name of one ends in here, it ends
+    plain = (
+        t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided and not t.is_quantized
+    )
+    before = [(Seen(tensor), clone(tensor)) for tensor in plain]
+    del plain, tensors  # where the last name of one ends in here, it ends
     yield
     for reference, held in before:
         tensor = reference()
@@ -160,6 +163,10 @@ class RowsWritten:
         num_first = next((number for number, is_written in enumerate(in_row) if not is_written), len(in_row))
         return num_first >= max(1, min(rows, len(in_row))) and not any(in_row[num_first:])
 
+    def has_cleared(self, rows: int) -> bool:
+        """Whether all that lies behind the real rows has been written there, since those were real."""
+        return bool((self.now | self.cleared)[rows:].all())
+
     def behind(self, tensor: torch.Tensor, rows: int, sizes: Set[int]) -> np.ndarray:
         """What may hold anything behind the real rows, where results have so many rows in all (`sizes`).
 
@@ -173,7 +180,7 @@ class RowsWritten:
         if not (is_of_rows and tensor.dtype.is_floating_point):
             left &= self.earlier
         left[:rows] = False
-        return left & ~_is_infinite(tensor) if left.any() else left
+        return left & ~is_infinite(tensor) if left.any() else left
 
 
 class RowsOfAll:
@@ -195,7 +202,8 @@ class RowsOfAll:
         return known if known is not None and known.is_of(tensor) else None
 
 
-def _is_infinite(tensor: torch.Tensor) -> np.ndarray:
+def is_infinite(tensor: torch.Tensor) -> np.ndarray:
+    """Which elements are infinite."""
     held = clone(tensor)
     held = held.float() if held.itemsize == 1 else held  # torch asks no float of 8 bits
     infinite: np.ndarray = torch.isinf(held).numpy()

@@ -112,8 +112,22 @@ def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.T
     that a compiler leaves behind are fake."""
     for path, value in leaves(named, most, SCALARS):
         # not isinstance: it asks a proxy what it stands for
-        if issubclass(type(value), torch.Tensor) and type(value).__name__ != "FakeTensor":
+        if (
+            issubclass(type(value), torch.Tensor)
+            and type(value).__name__ != "FakeTensor"
+            and _has_memory(value)
+        ):
             yield path, value
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is one piece of memory, and has it. Sharded weights and engines that sleep give theirs back;
+    to look into it would end the process."""
+    with torch._C.DisableTorchFunction():
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return False
+        storage = storage_or_none(tensor)
+        return storage is None or bool(storage.nbytes()) or not tensor.numel()
 
 
 def plain(named: Named) -> dict[str, Any]:

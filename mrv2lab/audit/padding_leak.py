@@ -1,8 +1,7 @@
 """padding-leak: real rows of the result change with what the rows behind the batch hold."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,19 @@ import torch
 
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.fresh import Fresh, Request, Tensors, engine_of, results_off, serve
-from mrv2lab.audit.memory import RowsOfAll, Shadow, clone, put_pattern, put_where, storage_of, unseen_writes
+from mrv2lab.audit.memory import (
+    RowsOfAll,
+    Shadow,
+    clone,
+    is_infinite,
+    put_pattern,
+    put_where,
+    storage_of,
+    unseen_writes,
+)
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.stale_input import PATTERNS, Part, depends, not_refreshed
+from mrv2lab.audit.stale_input import PATTERNS, Part, depends
 from mrv2lab.audit.unwritten_read import responsible
 
 KIND, SHORT, RANK = "padding-leak", "pad", 1
@@ -24,30 +32,36 @@ def find(evidence: Evidence) -> Findings:
     """Asked where it is said how many rows are real: what `vary` left behind them is given two patterns."""
     if (rows := evidence.passes.num_rows) is None:
         return
-    for part in depends(evidence, _behind(evidence, rows), rows):
+    for part in depends(evidence, dict(enumerate(_behind(evidence, rows))), rows):
         text = f"the first {rows} rows of the result change with what rows {rows} and up of it hold"
         text += ", NaN or a number, and nobody has written those for this step"
         at, place = evidence.user(part.tensor)
-        yield at, Finding(KIND, evidence.called(part.tensor), text, place)
+        yield at, Finding(KIND, evidence.view_called(part.tensor), text, place)
 
 
 def unasked(evidence: Evidence) -> str | None:
     """Words where it is said how many rows are real, and `vary` has written all that lie behind them."""
     passes, rows = evidence.passes, evidence.passes.num_rows
-    if rows is None or any(part.mask.any() for part in _behind(evidence, rows).values()):
+    if rows is None:
         return None
-    long = (tensor for tensor in passes.static() if tensor.dim() and len(tensor) > rows)
-    known = ((tensor, passes.rows_written.of(tensor)) for tensor in long)
-    if (padded := next((tensor for tensor, one in known if one and one.leads(rows)), None)) is None:
+    is_asked = any(True for _ in _behind(evidence, rows))
+    known = ((tensor, passes.rows_written.of(tensor)) for tensor in passes.views() if len(tensor) > rows)
+    leading = [(tensor, one) for tensor, one in known if one and one.leads(rows) and one.has_cleared(rows)]
+    # Integers may say that a row is nobody's, and so may an infinity.
+    inputs = (
+        t for t, _ in leading if not is_asked or (t.dtype.is_floating_point and not is_infinite(t).any())
+    )
+    if (padded := next(inputs, None)) is None:
         return None
-    told = f"vary() has written {evidence.called(padded)} behind its {rows} real rows too"
-    return f"{told}, so what they do to the real ones was not asked: let it write those alone"
+    told = f"vary() has written {evidence.view_called(padded)} behind its {rows} real rows too"
+    return f"{told}, so what they do to the real ones was not asked: let it write those alone, by slices"
 
 
 def in_a_row(evidence: Evidence) -> Findings:
     """Asked of fresh engines that serve requests in a row: what padding leaves in their state, where a later
     request reads it. None puts it back there."""
-    if evidence.passes.num_rows is None:
+    passes = evidence.passes
+    if passes.num_rows is None:
         return
 
     written = {storage_of(one.tensor) for one in evidence.results.written}
@@ -55,17 +69,21 @@ def in_a_row(evidence: Evidence) -> Findings:
 
     def served(group: Set[str], other: int | None) -> tuple[list[Request], dict[str, int]]:
         engine = engine_of(evidence)
+        if engine.rows is None:
+            passes.notes.append("what padding leaves in a state was not asked: a twin tells no rows")
+            return [], {}
         padded = _Padded(engine, evidence.session, states, group, other)
         return serve(engine), padded.found
 
     def real(one: Request) -> Request:
         """What it has written instead of returning it, without rows that are as little real as those of the
-        inputs."""
-        rows, sizes = one.rows, {*found.values()}
+        inputs. Beside such rows it writes slots or blocks."""
+        sizes = {*found.values()}
+        padded = {p for p, t in one.results.items() if p in one.before and t.dim() and len(t) in sizes}
 
         def cut(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-            padded = {p for p, t in tensors.items() if p in one.before and t.dim() and len(t) in sizes}
-            return {path: tensor[:rows] if path in padded else tensor for path, tensor in tensors.items()}
+            kept = {p: t for p, t in tensors.items() if p in padded or not padded or p not in one.before}
+            return {path: t[: one.rows] if path in padded else t for path, t in kept.items()}
 
         return one._replace(results=cut(one.results), before=cut(one.before)) if one.before else one
 
@@ -145,13 +163,19 @@ class _Padded:
                 put_where(tensor, mask, content)
 
 
-def _behind(evidence: Evidence, rows: int) -> dict[int, Part]:
+def _behind(evidence: Evidence, rows: int) -> Iterator[Part]:
     """What `vary` has left as it was behind the real rows, of inputs that it has written. What the step
-    writes and has another number of rows than its results is no input: a pool of blocks or slots."""
-    passes = evidence.passes
+    writes and has another number of rows than its results is no input: a pool of blocks or slots. Of views
+    of one memory the largest counts."""
+    passes, sizes = evidence.passes, evidence.passes.row_counts
     written = {storage_of(tensor) for capture in evidence.captures for tensor in capture.written}
-    parts, sizes = not_refreshed(evidence).values(), passes.row_counts
-    inputs = (p for p in parts if len(p.tensor) in sizes or storage_of(p.tensor) not in written)
-    known = ((part, passes.rows_written.of(part.tensor)) for part in inputs)
-    behind = ((part, one.behind(part.tensor, rows, sizes)) for part, one in known if one and one.leads(rows))
-    return {n: replace(part, mask=mask) for n, (part, mask) in enumerate(behind)}
+    asked = list[torch.Tensor]()
+    for tensor in sorted(passes.views(), key=torch.Tensor.numel, reverse=True):
+        known = passes.rows_written.of(tensor)
+        is_input = len(tensor) in sizes or storage_of(tensor) not in written
+        is_within = any(0 <= tensor.data_ptr() - one.data_ptr() < one.nbytes for one in asked)
+        if known is None or is_within or not (is_input and known.leads(rows)):
+            continue
+        if (mask := known.behind(tensor, rows, sizes)).any():
+            asked.append(tensor)
+            yield Part(tensor, mask, is_partly=True)

@@ -36,6 +36,7 @@ from mrv2lab.audit.memory import (
     Shadow,
     as_bytes,
     clone,
+    key_of,
     num_owners,
     pattern,
     put,
@@ -232,6 +233,7 @@ class Passes:
         if engine.num_rows is not None or engine.inputs:
             # No name of ours may hold one: where it ends, `vary` has bound another.
             self.refreshed |= {storage_of(tensor): Shadow(tensor) for tensor in self.static()}
+            self.refreshed |= {storage_of(one): Shadow(one) for one in engine.inputs if not one.dim()}
             unseen = unseen_writes(self.refreshed, self.static())
             watched = Recorder(self.session, earlier=self.refreshed, any_write=True, order=self.session.order)
         elif self._is_ordered() or self.num_varied:
@@ -263,7 +265,7 @@ class Passes:
             self._see_rows(self.num_rows)
 
     def _see_rows(self, rows: int) -> None:
-        for tensor in filter(torch.Tensor.dim, self.static()):
+        for tensor in self.views():
             shadow = self.refreshed.get(storage_of(tensor))  # None: `vary` has bound it
             if shadow is not None and (written := shadow.view(tensor)) is not None:
                 self.rows_written.note(tensor, written, rows)
@@ -399,6 +401,11 @@ class Passes:
     def static(self) -> list[torch.Tensor]:
         """Tensors on the device that can be reached from the step, one for each memory."""
         found = {storage_of(tensor): tensor for _, tensor in names.walk(self.engine.roots)}
+        return [t for t in found.values() if t.dim() and t.numel() and self.session.on_device(t)]
+
+    def views(self) -> list[torch.Tensor]:
+        """The same, all ways to look at it: inputs may lie side by side in one memory."""
+        found = {key_of(tensor): tensor for _, tensor in names.walk(self.engine.roots)}
         return [t for t in found.values() if t.dim() and t.numel() and self.session.on_device(t)]
 
     def overwritten(self, step: Callable[[], Any], num_steps: int, written: list[Written]) -> list[str]:

@@ -1,8 +1,8 @@
 """stale-input: an input that nobody has refreshed for this step, and that its result depends on."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,34 +27,28 @@ class Part:
     mask: np.ndarray  # which, in its shape
     is_partly: bool  # `vary` has written others
 
-    def of_rows(self, first: int, last: int | None) -> "Part":
-        """Those in some rows."""
-        mask = np.zeros_like(self.mask)
-        mask[first:last] = self.mask[first:last]
-        return replace(self, mask=mask)
-
 
 def find(evidence: Evidence) -> Findings:
     """Asked of the inputs that are named: what `vary` left of them as it was is given two patterns."""
-    rows, named = evidence.passes.num_rows, [storage_of(t) for t in evidence.passes.engine.inputs]
-    parts = {n: part for n, part in not_refreshed(evidence).items() if storage_of(part.tensor) in named}
-    for part in depends(evidence, {n: part.of_rows(0, rows) for n, part in parts.items()}, rows):
+    rows = evidence.passes.num_rows
+    for part in depends(evidence, dict(enumerate(_not_refreshed(evidence, rows))), rows):
         some = "some of it" if part.is_partly else "none of it"
         text = f"the result changes with what it holds, and `vary` has written {some} for this step"
         at, place = evidence.user(part.tensor)
-        yield at, Finding(KIND, evidence.called(part.tensor), text, place)
+        yield at, Finding(KIND, evidence.view_called(part.tensor), text, place)
 
 
-def not_refreshed(evidence: Evidence) -> dict[int, Part]:
-    """What `vary` did not write, of what it wrote a part of and of named inputs."""
-    passes, found = evidence.passes, dict[int, Part]()
-    inputs = {storage_of(tensor) for tensor in passes.engine.inputs}
-    for tensor in passes.static() if passes.refreshed else ():
-        shadow = passes.refreshed.get(storage_of(tensor))
-        written = None if shadow is None else shadow.view(tensor)
-        if written is not None and not written.all() and (written.any() or storage_of(tensor) in inputs):
-            found[len(found)] = Part(tensor, ~written, bool(written.any()))
-    return found
+def _not_refreshed(evidence: Evidence, rows: int | None) -> Iterator[Part]:
+    """What `vary` did not write, of the real rows of named inputs."""
+    passes = evidence.passes
+    reached = {storage_of(tensor) for _, tensor in evidence.named}  # the others `vary` has bound anew
+    for tensor in filter(passes.session.on_device, passes.engine.inputs):
+        shadow = passes.refreshed.get(storage_of(tensor)) if storage_of(tensor) in reached else None
+        if shadow is not None and (written := shadow.view(tensor)) is not None:
+            mask = np.array(~written)
+            if mask.ndim and rows is not None:
+                mask[rows:] = False
+            yield Part(tensor, mask, bool(written.any()))
 
 
 def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> list[Part]:
@@ -67,7 +61,11 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
             for n in group:
                 put_pattern(parts[n].tensor, parts[n].mask, which)
 
-        first = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results.first()
+        results = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results
+        first = results.first()
+        of_rows = {key: value for key, value in first.items() if value.dim() and len(value) in sizes}
+        if of_rows and rows is not None and not results.returned:  # beside these it writes slots or blocks
+            first = of_rows
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}
 
     def shows(group: Set[int]) -> bool:
@@ -79,5 +77,6 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
         return any(is_off(one[key], other[key]) for other in others for key in one.keys() & other.keys())
 
     parts = {n: part for n, part in parts.items() if part.mask.any()}
+    sizes = {len(part.tensor) for part in parts.values() if part.tensor.dim()}
     as_it_is = result(set(), 0) if parts else {}
     return responsible(parts, shows)

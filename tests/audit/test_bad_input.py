@@ -267,14 +267,17 @@ def test_memory_without_end(x, backend, monkeypatch):
 @pytest.mark.parametrize(
     "name, value, takes",
     [
-        ("vary", 5, "vary=5 is a int; it takes a function"),
-        ("rows", 3, "rows=3 is a int; it takes a function that returns how many rows are real"),
-        ("twin", SimpleNamespace(step=None), "twin=.* it takes a function that makes a fresh engine"),
+        ("vary", 5, "vary is 5; it takes a function without arguments"),
+        ("rows", 3, "rows is 3; it takes a function that returns how many rows are real"),
+        ("twin", SimpleNamespace(step=None), "twin is .*; it takes a function that makes a fresh engine"),
         ("vary", lambda n, m=2: n, r"<lambda>\(\) asks for n; vary takes a function"),
-        ("beside", len, "beside=.* it takes a list of functions"),
-        ("beside", [1], "beside=.* it takes a list of functions"),
-        ("inputs", torch.ones(2), "inputs=.* it takes a list of the static input tensors"),
-        ("inputs", iter(()), "inputs=.* it takes a list of the static input tensors"),
+        ("beside", len, "beside is .*; it takes a list of functions"),
+        ("beside", [1], "beside is .*; it takes a list of functions"),
+        ("beside", [lambda n: n], "beside is .*; it takes a list of functions"),
+        ("inputs", torch.ones(2), "inputs is .*; it takes a list of the static input tensors"),
+        ("inputs", iter(()), "inputs is .*; it takes a list of the static input tensors"),
+        ("in_flight", -1, "in_flight is -1; it is how many steps later"),
+        ("in_flight", "2", "in_flight is '2'; it is how many steps later"),
     ],
 )
 def test_an_argument_of_another_kind(name, value, takes, x, backend):
@@ -282,19 +285,26 @@ def test_an_argument_of_another_kind(name, value, takes, x, backend):
         audit(lambda: x * 2, backend=backend, **{name: value})
 
 
-def test_a_step_that_is_no_function(x, backend):
-    with pytest.raises(BadInput, match=r"step=.* is a Tensor; it takes a function without arguments"):
-        audit(x * 2, backend=backend)
+@pytest.mark.parametrize("step", [None, torch.ones(400)])
+def test_a_step_that_is_no_function(step, backend):
+    with pytest.raises(BadInput, match=r"^step is .*; it takes a function without arguments$") as error:
+        audit(step, backend=backend)
+    assert len(str(error.value)) < 120
 
 
-@pytest.mark.parametrize("given", [2.0, None, -1, "2"])
+@pytest.mark.parametrize("given", [2.0, None, -1, "2", torch.ones(900)])
 def test_rows_that_are_no_number(given, x, backend):
-    with pytest.raises(BadInput, match=r"rows\(\) returned .*; it returns how many rows are real"):
+    with pytest.raises(BadInput, match=r"rows\(\) returned .*; it is how many rows are real"):
         audit(lambda: x * 2, vary=lambda: x.add_(1), rows=lambda: given, backend=backend)
 
 
+def test_rows_that_raise(x, backend):
+    with pytest.raises(AuditError, match=r"at .*test_bad_input.*: TypeError: unsupported operand"):
+        audit(lambda: x * 2, vary=lambda: x.add_(1), rows=lambda: None + 1, backend=backend)
+
+
 def test_rows_as_a_tensor_or_of_numpy(x, backend):
-    for given in (torch.tensor(2), np.int64(2)):
+    for given in (torch.tensor(2), np.int64(2), 0):
         report = audit(lambda: x * 2, vary=lambda: x.add_(1), rows=lambda given=given: given, backend=backend)
         assert not report.findings
 

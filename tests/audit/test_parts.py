@@ -870,6 +870,53 @@ def test_padding_is_what_is_written_in_part_and_an_input_that_is_not_written_is_
     assert [(f.kind, f.subject) for f in report.findings] == [("stale-input", "w")], str(report)
 
 
+def test_views_of_one_memory_and_a_single_number_may_be_stale(device, backend):
+    memory, scale = torch.ones(8, device=device), torch.ones((), device=device)
+    held = SimpleNamespace(x=memory[:4], y=memory[4:])
+    inputs = [held.x, held.y, scale]
+    report = audit(
+        lambda: held.x + held.y * scale, vary=lambda: held.x.add_(1), inputs=inputs, backend=backend
+    )
+    assert [(f.kind, f.subject) for f in report.findings] == [
+        ("stale-input", "held.y"),
+        ("stale-input", "scale"),
+    ]
+
+
+def test_an_input_that_vary_binds_anew_has_moved(device, backend):
+    held = SimpleNamespace(x=torch.ones(4, device=device))
+    step, inputs = lambda: held.x * 2, [held.x]
+    report = audit(step, vary=lambda: vars(held).update(x=held.x + 1), inputs=inputs, backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("moved-address", "held.x")]
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+@pytest.mark.parametrize("kind", ["given back", "sparse", "quantized", "nested", "meta"])
+def test_what_has_no_memory_of_its_own_is_held_beside_the_step(kind, has_twin, device, backend):
+    def odd():
+        match kind:
+            case "given back":
+                tensor = torch.ones(1 << 22, device=device)
+                tensor.untyped_storage().resize_(0)
+                return tensor
+            case "sparse":
+                return torch.eye(3, device=device).to_sparse()
+            case "quantized":
+                return torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8)
+            case "nested":
+                return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        return torch.ones(4, device="meta")
+
+    def make():
+        held, x = SimpleNamespace(odd=odd()), torch.ones(4, device=device)
+        step = lambda: x * (2 if held.odd is not None else 3)  # noqa: E731 - has no name to tell
+        return SimpleNamespace(step=step, vary=lambda: x[:2].add_(1), rows=lambda: 2, x=x)
+
+    one, twin = make(), make if has_twin else None
+    for how in ({}, {"rows": one.rows, "inputs": [one.x]}):
+        assert not audit(one.step, vary=one.vary, twin=twin, backend=backend, **how).findings
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NumPy writes to the host's memory alone")
 def test_what_numpy_writes_is_written():
     """No op tells of it: what changes without one counts as written, all of that memory."""
@@ -881,8 +928,21 @@ def test_what_numpy_writes_is_written():
         x.numpy()[batch[0] :] = 0
 
     assert not audit(lambda: x * 2, vary=vary, inputs=[x], backend="emulated").findings
-    report = audit(lambda: x + x.sum(0), vary=vary, rows=lambda: batch[0], backend="emulated")
-    assert not report.findings and any("vary() has written x behind its" in note for note in report.notes)
+
+    def make():
+        x, batch = torch.ones(4, 2), [4]
+
+        def vary():
+            batch[0] = batch[0] % 3 + 1
+            x[: batch[0]] += 1
+            x.numpy()[batch[0] :] = batch[0]
+
+        return SimpleNamespace(step=lambda: x + x.sum(0), vary=vary, rows=lambda: batch[0])
+
+    for twin in (None, make):
+        one = make()
+        report = audit(one.step, vary=one.vary, rows=one.rows, twin=twin, backend="emulated")
+        assert not report.findings and any("vary() has written x behind its" in note for note in report.notes)
 
 
 def test_a_draft_that_is_replayed_twice_has_written_over_its_first_result(device, backend):

@@ -304,6 +304,178 @@ def test_inputs_of_another_length_than_results_have_padding_too(make, subject, h
     assert ("padding-leak", subject) in {(f.kind, f.subject) for f in found}
 
 
+def side_by_side(device, leaks):
+    """Three inputs that lie in one memory; the step mixes the rows of one of them."""
+    memory, batch = torch.ones(24, device=device), [4]
+    x, y, z = (memory[8 * n : 8 * (n + 1)].view(4, 2) for n in range(3))
+    held, sizes = SimpleNamespace(x=x, y=y, z=z), iter([2, 3, 1, 2, 3, 1])
+
+    def vary():
+        batch[0] = next(sizes)
+        for tensor in vars(held).values():
+            tensor[: batch[0]] += 1
+
+    def step():
+        return held.x + held.y + held.z + getattr(held, leaks).mean(0)
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+@pytest.mark.parametrize("leaks", ["x", "y", "z"])
+def test_inputs_that_lie_in_one_memory_are_told_apart(leaks, has_twin, device, backend):
+    one, twin = side_by_side(device, leaks), partial(side_by_side, device, leaks) if has_twin else None
+    found = audit(one.step, vary=one.vary, rows=one.rows, twin=twin, backend=backend).findings
+    assert [(f.kind, f.subject) for f in found] == [("padding-leak", f"held.{leaks}")]
+
+
+def with_slots(device, null_slot, mixes=False):
+    """Padding is written to a slot that nobody reads, and the step returns nothing."""
+    x, out, pool, batch = torch.ones(4, device=device), torch.zeros(4, device=device), None, [4]
+    slots, pool = torch.arange(4, device=device), torch.zeros(7, device=device)
+    sizes = iter([2, 3, 1, 2, 3, 1])
+
+    def step():
+        pool.index_copy_(0, slots, x)
+        out.copy_(pool[slots] + (x.mean() if mixes else 0))
+
+    def vary():
+        batch[0] = next(sizes)
+        slots.fill_(null_slot)
+        slots[: batch[0]] = (torch.arange(batch[0], device=device) + null_slot + 1) % 7
+        x[: batch[0]] += 1
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+def test_beside_rows_that_are_written_a_pool_counts_for_none(has_twin, device, backend):
+    twin = partial(with_slots, device, 0, True) if has_twin else None
+    one = with_slots(device, 0, True)
+    found = audit(one.step, vary=one.vary, rows=one.rows, twin=twin, backend=backend).findings
+    assert [(f.kind, f.subject) for f in found] == [("padding-leak", "x")]
+
+
+def whole_beside_part(device):
+    """All of one input is written, and the real rows of another."""
+    x, places, batch = torch.ones(4, device=device), torch.ones(4, device=device), [4]
+    sizes = iter([2, 3, 1, 2, 3, 1])
+
+    def vary():
+        batch[0] = next(sizes)
+        x.add_(1)
+        places[: batch[0]] += 1
+
+    return SimpleNamespace(step=lambda: places + x.mean(), vary=vary, rows=lambda: batch[0])
+
+
+def test_of_each_input_it_is_told_that_it_was_not_asked(device, backend):
+    one = whole_beside_part(device)
+    (note,) = audit(one.step, vary=one.vary, rows=one.rows, backend=backend).notes
+    assert note.startswith("vary() has written x behind its 2 real rows too")
+
+
+def test_a_twin_without_rows_is_told(device, backend):
+    def make():
+        one = states_of(device)
+        del one.rows
+        return one
+
+    one = states_of(device)
+    report = audit(one.step, vary=one.vary, rows=one.rows, twin=make, backend=backend)
+    assert "what padding leaves in a state was not asked: a twin tells no rows" in report.notes
+
+
+def left_two_requests_back(device):
+    """A mark that only the first request has reached."""
+    x, of, batch = torch.ones(4, device=device), torch.zeros(4, dtype=torch.int64, device=device), [4]
+    sizes = iter([3, 1, 1, 1, 1, 1])
+
+    def vary():
+        batch[0] = next(sizes)
+        x[: batch[0]] += 1
+        of[: batch[0]] = 1
+
+    # The last mark counts from the third request on.
+    return SimpleNamespace(step=lambda: x + of[2] * (x[0] > 3), vary=vary, rows=lambda: batch[0])
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+def test_what_any_request_has_left_is_asked(has_twin, device, backend):
+    one, twin = left_two_requests_back(device), partial(left_two_requests_back, device) if has_twin else None
+    found = audit(one.step, vary=one.vary, rows=one.rows, twin=twin, backend=backend).findings
+    assert [(f.kind, f.subject) for f in found] == [("padding-leak", "of")]
+
+
+def used_up(device):
+    """A step writes its input, as one that draws tokens does: it is zero then."""
+    x, total, batch = torch.ones(4, device=device), torch.zeros(1, device=device), [4]
+    sizes = iter([2, 3, 1, 2, 3, 1])
+
+    def step():
+        seen = total + x
+        total.copy_(x.sum(0, keepdim=True))
+        x[:2].zero_()
+        return seen
+
+    def vary():
+        batch[0] = next(sizes)
+        x[: batch[0]] += 2
+
+    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+
+
+def test_an_input_that_the_step_writes_has_padding_too(device, backend):
+    one = used_up(device)
+    report = audit(one.step, vary=one.vary, rows=one.rows, twin=partial(used_up, device), backend=backend)
+    assert [(f.kind, f.subject) for f in report.findings] == [("padding-leak", "x")]
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+def test_of_a_buffer_and_its_views_the_buffer_is_told(has_twin, device, backend):
+    def make():
+        held, batch = SimpleNamespace(qkv=torch.ones(4, 6, device=device)), [4]
+        held.q, held.k, held.v = held.qkv.split(2, dim=1)
+        sizes = iter([2, 3, 1, 2, 3, 1])
+
+        def vary():
+            batch[0] = next(sizes)
+            held.qkv[: batch[0]] += 1
+
+        return SimpleNamespace(step=lambda: held.q + held.k.mean(0), vary=vary, rows=lambda: batch[0])
+
+    one = make()
+    how = {"twin": make if has_twin else None, "backend": backend}
+    assert [f.subject for f in audit(one.step, vary=one.vary, rows=one.rows, **how).findings] == ["held.qkv"]
+
+
+def fitted(device):
+    """A buffer that is made as long as the batch, in place, where it lies."""
+    x, wide, batch = torch.ones(4, device=device), torch.ones(64, device=device), [4]
+    sizes = iter([2, 3, 1, 2, 3, 1])
+
+    def vary():
+        batch[0] = next(sizes)
+        wide.resize_(4 + batch[0])
+        wide[:4] = 1
+        x[: batch[0]] += 1
+
+    return SimpleNamespace(step=lambda: x * wide[0], vary=vary, rows=lambda: batch[0])
+
+
+def a_slot_ahead(device):
+    """`vary` writes the rows of the batch, and one that the next batch is to have."""
+    x, batch = torch.ones(4, device=device), [4]
+    sizes = iter([2, 1, 2, 1, 2, 1])
+
+    def vary():
+        batch[0] = next(sizes)
+        x[: batch[0]] += 1
+        x[3] += 1
+
+    return SimpleNamespace(step=lambda: x + x[2], vary=vary, rows=lambda: batch[0])
+
+
 def marks(device, dtype, nobody, begin, sizes):
     """Who is in the batch is marked; marks are taken away only as far as the last batch reached."""
     group, batch = torch.full((4,), nobody, dtype=dtype, device=device), [begin]
@@ -499,6 +671,10 @@ ASSERTS = pytest.mark.skipif(torch.cuda.is_available(), reason="a bad index is a
             floats_as_indices, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="asserts")
         ),
         in_a_buffer,
+        a_slot_ahead,
+        fitted,
+        partial(with_slots, null_slot=0),
+        partial(with_slots, null_slot=6),
         partial(beside_odd_types, slots_of_padding="a slot of its own", writes="real"),
         partial(table_of, num_entries=1, begin=0),
         partial(table_of, num_entries=4, begin=5),
