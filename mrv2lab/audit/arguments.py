@@ -3,7 +3,7 @@
 import inspect
 import operator
 import reprlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ _HOW = {
 
 
 def asks_nothing(value: Any) -> bool:
-    """Whether it can be called without arguments."""
+    """Whether it can be called without arguments: itself, and not what it may be wrapped around."""
     try:
-        inspect.signature(value).bind()
+        inspect.signature(value, follow_wrapped=False).bind()
     except TypeError:
         return False
     except ValueError:  # of C++, whose signature nobody knows
@@ -37,7 +37,7 @@ def check(in_flight: int = 0, **given: Any) -> None:
     _count(in_flight, "in_flight is", "how many steps later a result is still read")
     for name, value in given.items():
         if name in _SEVERAL:
-            is_list = isinstance(value, Collection) and not torch.is_tensor(value)
+            is_list = isinstance(value, Iterable) and not isinstance(value, Iterator | torch.Tensor)
             fits = is_list and all(map(_SEVERAL[name], value))
         else:
             fits = asks_nothing(value) or (value is None and name != "step")
@@ -53,7 +53,7 @@ def check(in_flight: int = 0, **given: Any) -> None:
 
 def _asked_for(function: Callable[..., Any]) -> list[str]:
     """The arguments without which it cannot be called."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     may_lack = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return [one.name for one in parameters if one.default is one.empty and one.kind not in may_lack]
 

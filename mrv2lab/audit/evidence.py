@@ -15,7 +15,7 @@ from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
 from mrv2lab.audit.branches import Cause, cause_of, deciding, is_only_given, returned, sources_behind, spots
 from mrv2lab.audit.lines import same
-from mrv2lab.audit.memory import num_owners, pattern, put, storage_of
+from mrv2lab.audit.memory import key_of, num_owners, pattern, put, storage_of
 from mrv2lab.audit.passes import Pass, Passes
 from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.report import Changed, Finding, Place
@@ -371,20 +371,29 @@ class Evidence:
 
     def view_called(self, tensor: torch.Tensor) -> str:
         """The same, of one of several views of one memory."""
-        return next((path for path, one in self.named if one is tensor), "") or self.called(tensor)
+        key = key_of(tensor)
+        if exact := next((path for path, one in self.named if key_of(one) == key), ""):
+            return exact
+        is_part = tensor.nbytes < tensor.untyped_storage().nbytes()
+        return f"a part of {self.called(tensor)}" if is_part else self.called(tensor)
 
     def user(self, tensor: torch.Tensor, is_write: bool = False) -> tuple[int, Place | None]:
-        """The first work that reads a tensor, or the last that writes it, and its place in the pass."""
-        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        """The first work that reads a tensor, or the last that writes it, and its place in the pass; of a
+        view that nothing reads by itself, of its memory."""
+        for begin in (tensor.data_ptr(), storage_of(tensor)):
+            if (found := self._user(range(begin, tensor.data_ptr() + tensor.nbytes), is_write)) is not None:
+                return found
+        return 0, None
 
+    def _user(self, span: range, is_write: bool) -> tuple[int, Place | None] | None:
         def uses(event: Event) -> bool:
-            return any(t.written is is_write and begin <= t.address < end for t in event.tensors)
+            return any(t.written is is_write and t.address in span for t in event.tensors)
 
         for trace in (self.eager, *(capture.trace for capture in self.replayed)):
             if users := list(filter(uses, trace.own())):
                 event = users[-1 if is_write else 0]
                 return self.eager.when(event) if trace is self.eager else 0, trace.place(event)
-        return 0, None
+        return None
 
     def path(self, address: int) -> tuple[str, torch.Tensor] | None:
         """The shortest path to the tensor at an address."""

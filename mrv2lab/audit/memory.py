@@ -77,33 +77,53 @@ class Allocation:
 
 
 class Shadow:
-    """Which elements of an allocation have been written; bookkeeping of the host."""
+    """Which elements of an allocation have been written; bookkeeping of the host. Larger types that look at
+    the same memory count as several."""
 
     def __init__(self, tensor: torch.Tensor, position: int = 0, cell: int = 0):
         self.allocation = Allocation(tuple(tensor.shape), tensor.dtype, position, cell)
-        self.written = np.zeros(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=bool)
+        self._unit = tensor.itemsize
+        self.written = np.zeros(tensor.untyped_storage().nbytes() // self._unit, dtype=bool)
 
     def note_write(self, tensor: torch.Tensor | None) -> None:
         """Every element of this view has been written; without one, nobody knows which, so all count."""
-        if tensor is None or (view := self.view(tensor)) is None:
+        if tensor is None or (units := self._units(tensor)) is None:
             self.written[:] |= tensor is None or tensor.numel() > 0
         else:
-            view[...] = True
+            units[...] = True
 
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Whether every element of this view has been written."""
-        view = self.view(tensor)
-        return bool(self.written.all() if view is None else view.all())
+        units = self._units(tensor)
+        return bool(self.written.all() if units is None else units.all())
 
     def view(self, tensor: torch.Tensor) -> Any:
         """Which elements of this view have been written; None if it looks at the memory in another way."""
-        if tensor.dtype != self.allocation.dtype or not tensor.numel():
+        units = self._units(tensor)
+        return None if units is None else units[..., 0] if units.shape[-1] == 1 else units.all(-1)
+
+    def _units(self, tensor: torch.Tensor) -> Any:
+        """The same, with those of each element in one more dimension, to be written through."""
+        per_element, rest = divmod(tensor.itemsize, self._unit)
+        if rest or not tensor.numel():
             return None
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        if int(tensor.storage_offset()) + reach >= self.written.size:
+        strides = [stride * per_element for stride in tensor.stride()]
+        begin = int(tensor.storage_offset()) * per_element
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+        if begin + reach + per_element > self.written.size:
             return None  # other memory, which lies where that did
-        start = self.written[int(tensor.storage_offset()) :]
-        return np.lib.stride_tricks.as_strided(start, tuple(tensor.shape), tuple(tensor.stride()))
+        shape = (*tensor.shape, per_element)
+        return np.lib.stride_tricks.as_strided(self.written[begin:], shape, (*strides, 1))
+
+
+def shadows_of(tensors: Iterable[torch.Tensor]) -> dict[int, Shadow]:
+    """One for each memory, in the smallest type of those that look at it."""
+    finest: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        known = finest.setdefault(storage_of(tensor), tensor)
+        if tensor.itemsize < known.itemsize:
+            finest[storage_of(tensor)] = tensor
+    return {at: Shadow(tensor) for at, tensor in finest.items()}
 
 
 class Seen(weakref.ref[torch.Tensor]):
@@ -233,7 +253,7 @@ class Saved:
     def save(self, tensor: torch.Tensor) -> None:
         """Remember what a tensor holds, unless that has been done."""
         key = key_of(tensor)
-        if key not in self._kept:
+        if key not in self._kept and has_memory(tensor):
             self._kept[key] = (tensor, clone(tensor))
 
     def restore(self) -> None:
@@ -253,6 +273,8 @@ def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Let tensors hold these contents."""
     with torch.inference_mode():
         for tensor, content in contents:
+            if not has_memory(tensor):
+                continue
             once = _unexpanded(tensor)
             once.copy_(content[tuple(map(slice, once.shape))])
 
@@ -295,8 +317,25 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in host memory, which no graph and no autograd knows of. On the device it would lie beside a
     pool that may have taken all there is: a step that writes a KV cache is copied several times over."""
     with torch.inference_mode():
+        if is_given_back(tensor):
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
         dense = (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach()
         return _unexpanded(dense).to("cpu", copy=True).expand(dense.shape)
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is one piece of memory, and has it."""
+    with torch._C.DisableTorchFunction():
+        is_one = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+        return is_one and not tensor.is_meta and not is_given_back(tensor)
+
+
+def is_given_back(tensor: torch.Tensor) -> bool:
+    """Whether its memory was: sharded weights do that, and engines that sleep. Who looks there ends the
+    process."""
+    with torch._C.DisableTorchFunction():
+        storage = storage_or_none(tensor) if tensor.layout is torch.strided else None
+        return storage is not None and not storage.nbytes() and bool(tensor.numel())
 
 
 def as_bytes(copied: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ import torch
 
 from mrv2lab.audit.atoms import MISSING, SCALARS, Described, attribute, element
 from mrv2lab.audit.lines import is_users, users_running
-from mrv2lab.audit.memory import storage_of
+from mrv2lab.audit.memory import has_memory, storage_of
 from mrv2lab.graphs.base import CapturedGraph
 from mrv2lab.graphs.memory import storage_or_none
 
@@ -115,19 +115,9 @@ def walk(named: Named, most: int = _MOST_OBJECTS) -> Iterator[tuple[str, torch.T
         if (
             issubclass(type(value), torch.Tensor)
             and type(value).__name__ != "FakeTensor"
-            and _has_memory(value)
+            and has_memory(value)
         ):
             yield path, value
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether it is one piece of memory, and has it. Sharded weights and engines that sleep give theirs back;
-    to look into it would end the process."""
-    with torch._C.DisableTorchFunction():
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-            return False
-        storage = storage_or_none(tensor)
-        return storage is None or bool(storage.nbytes()) or not tensor.numel()
 
 
 def plain(named: Named) -> dict[str, Any]:

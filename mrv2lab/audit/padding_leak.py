@@ -11,17 +11,17 @@ from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.fresh import Fresh, Request, Tensors, engine_of, results_off, serve
 from mrv2lab.audit.memory import (
     RowsOfAll,
-    Shadow,
     clone,
     is_infinite,
     put_pattern,
     put_where,
+    shadows_of,
     storage_of,
     unseen_writes,
 )
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.stale_input import PATTERNS, Part, depends
+from mrv2lab.audit.stale_input import PATTERNS, Part, depends, rows_of
 from mrv2lab.audit.unwritten_read import responsible
 
 KIND, SHORT, RANK = "padding-leak", "pad", 1
@@ -77,13 +77,12 @@ def in_a_row(evidence: Evidence) -> Findings:
 
     def real(one: Request) -> Request:
         """What it has written instead of returning it, without rows that are as little real as those of the
-        inputs. Beside such rows it writes slots or blocks."""
-        sizes = {*found.values()}
-        padded = {p for p, t in one.results.items() if p in one.before and t.dim() and len(t) in sizes}
+        inputs, nor slots or blocks that it writes beside such rows."""
+        padded = rows_of({p: t for p, t in one.results.items() if p in one.before}, {*found.values()})
 
         def cut(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-            kept = {p: t for p, t in tensors.items() if p in padded or not padded or p not in one.before}
-            return {path: t[: one.rows] if path in padded else t for path, t in kept.items()}
+            kept = {p: t for p, t in tensors.items() if p in padded or p not in one.before}
+            return {p: t[: one.rows] if t.dim() and p in padded else t for p, t in kept.items()}
 
         return one._replace(results=cut(one.results), before=cut(one.before)) if one.before else one
 
@@ -134,7 +133,7 @@ class _Padded:
     def vary(self) -> None:
         """The inputs of a request."""
         held = {path: one for path, one in self.engine.held() if one.dim() and self._is_input(path, one)}
-        shadows = {storage_of(tensor): Shadow(tensor) for tensor in held.values()}
+        shadows = shadows_of(held.values())
         with unseen_writes(shadows, held.values()), Recorder(self.session, earlier=shadows, any_write=True):
             self.engine.vary()
         assert self.engine.rows is not None
@@ -169,13 +168,15 @@ def _behind(evidence: Evidence, rows: int) -> Iterator[Part]:
     of one memory the largest counts."""
     passes, sizes = evidence.passes, evidence.passes.row_counts
     written = {storage_of(tensor) for capture in evidence.captures for tensor in capture.written}
-    asked = list[torch.Tensor]()
+    asked = shadows_of(passes.views())
     for tensor in sorted(passes.views(), key=torch.Tensor.numel, reverse=True):
         known = passes.rows_written.of(tensor)
         is_input = len(tensor) in sizes or storage_of(tensor) not in written
-        is_within = any(0 <= tensor.data_ptr() - one.data_ptr() < one.nbytes for one in asked)
-        if known is None or is_within or not (is_input and known.leads(rows)):
+        if known is None or not (is_input and known.leads(rows)):
             continue
-        if (mask := known.behind(tensor, rows, sizes)).any():
-            asked.append(tensor)
+        mask, shadow = known.behind(tensor, rows, sizes), asked[storage_of(tensor)]
+        if (seen := shadow.view(tensor)) is not None:
+            mask &= ~seen
+        if mask.any():
+            shadow.note_write(tensor)
             yield Part(tensor, mask, is_partly=True)

@@ -36,10 +36,12 @@ from mrv2lab.audit.memory import (
     Shadow,
     as_bytes,
     clone,
+    has_memory,
     key_of,
     num_owners,
     pattern,
     put,
+    shadows_of,
     storage_of,
     strides,
     unseen_writes,
@@ -232,8 +234,7 @@ class Passes:
         unseen: AbstractContextManager[object] = nullcontext()
         if engine.num_rows is not None or engine.inputs:
             # No name of ours may hold one: where it ends, `vary` has bound another.
-            self.refreshed |= {storage_of(tensor): Shadow(tensor) for tensor in self.static()}
-            self.refreshed |= {storage_of(one): Shadow(one) for one in engine.inputs if not one.dim()}
+            self.refreshed |= shadows_of((*self.views(), *(one for one in engine.inputs if not one.dim())))
             unseen = unseen_writes(self.refreshed, self.static())
             watched = Recorder(self.session, earlier=self.refreshed, any_write=True, order=self.session.order)
         elif self._is_ordered() or self.num_varied:
@@ -688,7 +689,9 @@ def contents(
     held: dict[str, Any] = {}
     for path, value in names.leaves(named, left_out=left_out, code=True):
         if issubclass(type(value), torch.Tensor):
-            with suppress(Exception):  # of a fake one, or of one without memory
+            with suppress(Exception):  # of a fake one
+                if not has_memory(value):
+                    continue
                 is_small = value.numel() <= _FEW or path in wholly
                 held[path] = value.data_ptr(), bytes_of(value) if is_small else value._version
         elif isinstance(value, np.ndarray):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,9 +64,8 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
 
         results = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results
         first = results.first()
-        of_rows = {key: value for key, value in first.items() if value.dim() and len(value) in sizes}
-        if of_rows and rows is not None and not results.returned:  # beside these it writes slots or blocks
-            first = of_rows
+        if rows is not None and not results.returned:
+            first = rows_of(first, sizes)
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}
 
     def shows(group: Set[int]) -> bool:
@@ -80,3 +80,11 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
     sizes = {len(part.tensor) for part in parts.values() if part.tensor.dim()}
     as_it_is = result(set(), 0) if parts else {}
     return responsible(parts, shows)
+
+
+def rows_of(written: Mapping[Any, torch.Tensor], sizes: Set[int]) -> dict[Any, torch.Tensor]:
+    """Of what a step has written instead of returning it what has so many rows, with what is one for all.
+    Where there are such rows, what is as long as something else are slots or blocks."""
+    if not any(one.dim() and len(one) in sizes for one in written.values()):
+        return dict(written)
+    return {key: one for key, one in written.items() if not one.dim() or len(one) in {1, *sizes}}

@@ -1,5 +1,6 @@
 """Steps that cannot be audited: one clear error with the line, everything put back, the machine usable."""
 
+import functools
 import importlib
 import itertools
 import random
@@ -283,6 +284,26 @@ def test_memory_without_end(x, backend, monkeypatch):
 def test_an_argument_of_another_kind(name, value, takes, x, backend):
     with pytest.raises(BadInput, match=takes):
         audit(lambda: x * 2, backend=backend, **{name: value})
+
+
+def test_what_is_called_may_be_wrapped_around_what_asks_for_more(x, backend):
+    @functools.wraps(torch.add)
+    def with_batch():
+        return x * 2
+
+    @functools.wraps(lambda batch, scale: batch)
+    def with_any(*batch, **scale):
+        return x * 2
+
+    for step in (with_batch, with_any):
+        assert not audit(step, vary=lambda: x.add_(1), backend=backend).findings
+
+
+def test_inputs_are_any_that_can_be_gone_through_again(x, backend):
+    inputs = torch.nn.ParameterList([torch.nn.Parameter(x)])
+    for given in (inputs, {"x": x}.values(), (x, x)):
+        report = audit(lambda: x * 2, vary=lambda: x.add_(1), inputs=given, backend=backend)
+        assert not report.findings
 
 
 @pytest.mark.parametrize("step", [None, torch.ones(400)])

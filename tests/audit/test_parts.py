@@ -883,6 +883,36 @@ def test_views_of_one_memory_and_a_single_number_may_be_stale(device, backend):
     ]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_of_a_part_of_a_buffer_it_is_told_that_it_is_one(dtype, device, backend):
+    held = SimpleNamespace(memory=torch.zeros(8, device=device).view(dtype))
+
+    def part(number):
+        return held.memory.view(torch.float32)[4 * number : 4 * number + 4]
+
+    step, inputs = lambda: part(0) + part(1), [part(0), part(1)]
+    (found,) = audit(step, vary=lambda: part(0).add_(1), inputs=inputs, backend=backend).findings
+    assert (found.kind, found.subject) == ("stale-input", "a part of held.memory")
+    assert "has written none of it" in found.evidence and found.where.function == "<lambda>"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a pool lends them there, to others as well")
+def test_weights_that_a_step_takes_and_gives_back():
+    """Sharded ones are whole while they are used."""
+    whole, shard, x = (torch.ones(4) for _ in range(3))
+    memory = whole.untyped_storage()
+    memory.resize_(0)
+
+    def step():
+        memory.resize_(16)
+        whole.copy_(shard)
+        y = x * whole
+        memory.resize_(0)
+        return y
+
+    assert not audit(step, vary=lambda: x.add_(1), backend="emulated").findings
+
+
 def test_an_input_that_vary_binds_anew_has_moved(device, backend):
     held = SimpleNamespace(x=torch.ones(4, device=device))
     step, inputs = lambda: held.x * 2, [held.x]
@@ -914,7 +944,8 @@ def test_what_has_no_memory_of_its_own_is_held_beside_the_step(kind, has_twin, d
 
     one, twin = make(), make if has_twin else None
     for how in ({}, {"rows": one.rows, "inputs": [one.x]}):
-        assert not audit(one.step, vary=one.vary, twin=twin, backend=backend, **how).findings
+        report = audit(one.step, vary=one.vary, twin=twin, backend=backend, **how)
+        assert not report.findings and not any("cannot be audited" in note for note in report.notes)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NumPy writes to the host's memory alone")

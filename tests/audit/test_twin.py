@@ -431,6 +431,39 @@ def test_an_input_that_the_step_writes_has_padding_too(device, backend):
     assert [(f.kind, f.subject) for f in report.findings] == [("padding-leak", "x")]
 
 
+@pytest.mark.parametrize("dtypes", ["one", "several"])
+@pytest.mark.parametrize("leaks", ["q", "v"])
+def test_parts_of_a_buffer_that_lie_between_each_other_are_asked_one_by_one(leaks, dtypes, device, backend):
+    if dtypes == "one":  # by columns
+        memory = torch.ones(4, 4, device=device)
+        q, v = memory[:, :2], memory[:, 2:]
+    else:
+        memory = torch.zeros(48, dtype=torch.uint8, device=device)
+        q, v = memory[:16].view(torch.float32).view(4, 1), memory[16:].view(torch.float64).view(4, 1)
+    held, batch, sizes = SimpleNamespace(q=q, v=v), [4], iter([2, 3, 1, 2, 3, 1])
+
+    def vary():
+        batch[0] = next(sizes)
+        q[: batch[0]] += 1
+        v[: batch[0]] += 2
+
+    step = lambda: held.q.sum(1) + held.v.sum(1) + getattr(held, leaks).mean()  # noqa: E731 - reads both
+    found = audit(step, vary=vary, rows=lambda: batch[0], backend=backend).findings
+    assert [(f.kind, f.subject) for f in found] == [("padding-leak", f"held.{leaks}")]
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_number_that_is_written_beside_rows_is_asked_too(shape, device, backend):
+    x, out, loss = (torch.ones(size, device=device) for size in (4, 4, shape))
+
+    def step():
+        out.copy_(x * 2)
+        loss.copy_(x.sum().reshape(shape))
+
+    found = audit(step, vary=lambda: x[:2].add_(1), rows=lambda: 2, backend=backend).findings
+    assert [(f.kind, f.subject) for f in found] == [("padding-leak", "x")]
+
+
 @pytest.mark.parametrize("has_twin", [False, True])
 def test_of_a_buffer_and_its_views_the_buffer_is_told(has_twin, device, backend):
     def make():
