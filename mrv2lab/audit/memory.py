@@ -224,6 +224,8 @@ class RowsOfAll:
 
 def is_infinite(tensor: torch.Tensor) -> np.ndarray:
     """Which elements are infinite."""
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return np.zeros(tuple(tensor.shape), dtype=bool)
     held = clone(tensor)
     held = held.float() if held.itemsize == 1 else held  # torch asks no float of 8 bits
     infinite: np.ndarray = torch.isinf(held).numpy()
@@ -280,13 +282,23 @@ def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def put_pattern(tensor: torch.Tensor, mask: np.ndarray, which: int) -> None:
-    """Let elements of a tensor hold a pattern."""
-    put_where(tensor, mask, torch.full((), pattern(tensor.dtype, which), dtype=tensor.dtype))
+    """Let elements of a tensor hold a pattern. Integers stay among what the tensor holds, or between that and
+    0: they may be indices, and on a GPU one that leads nowhere ends the process."""
+    value = pattern(tensor.dtype, which)
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool):
+        held = clone(tensor).numpy()
+        low, high = int(held.min()), int(held.max())
+        low = min(low, 0) if low == high else low
+        value = min(max(low, 0) + int(value), high)
+    put_where(tensor, mask, torch.full((), value, dtype=tensor.dtype))
 
 
 def put_where(tensor: torch.Tensor, mask: np.ndarray, content: torch.Tensor) -> None:
-    """Let elements of a tensor hold what a copy holds. On the host, where torch has that for every type."""
-    put([(tensor, torch.where(torch.from_numpy(mask), content, clone(tensor)))])
+    """Let elements of a tensor hold what a copy holds. By bytes: torch does that for some types alone."""
+    held = clone(tensor).contiguous()
+    to, of = (as_bytes(t).numpy().reshape(-1, t.itemsize) for t in (held, content.expand(held.shape)))
+    to[mask.ravel()] = of[mask.ravel()]
+    put([(tensor, held)])
 
 
 def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,10 +34,11 @@ from mrv2lab.audit import (
 from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, cpu_is_host, statements_at, summary
 from mrv2lab.audit.kernel_source import of_launch, use_of
 from mrv2lab.audit.lines import Lines, Positions, is_users, same
-from mrv2lab.audit.memory import Cells, Saved, Shadow
+from mrv2lab.audit.memory import Cells, Saved, Shadow, put_pattern
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import AuditReport, once
 from mrv2lab.audit.results import Results, apart, is_off, padding_cut, unlike
+from mrv2lab.audit.stale_input import PATTERNS
 from mrv2lab.bench import Chain
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import capture, device_of, host, new_pool
@@ -946,6 +947,25 @@ def test_what_has_no_memory_of_its_own_is_held_beside_the_step(kind, has_twin, d
     for how in ({}, {"rows": one.rows, "inputs": [one.x]}):
         report = audit(one.step, vary=one.vary, twin=twin, backend=backend, **how)
         assert not report.findings and not any("cannot be audited" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    "held, made",
+    [
+        ([0, 3, 9], [0, 1]),
+        ([5, 6, 8], [5, 6]),
+        ([4, 4, 4], [0, 1]),
+        ([0, 0, 0], [0, 0]),
+        ([-1, 2, 2], [0, 1]),
+        ([-2, -1, -1], [-1, -1]),
+    ],
+)
+def test_integers_stay_among_what_a_tensor_holds(held, made, device):
+    """They may be indices, and on a GPU one that leads nowhere ends the process."""
+    for which, value in zip(PATTERNS, made, strict=True):
+        tensor = torch.tensor(held, device=device)
+        put_pattern(tensor, np.array([False, False, True]), which)
+        assert tensor.tolist() == [*held[:2], value]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NumPy writes to the host's memory alone")
