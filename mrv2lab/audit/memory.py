@@ -134,11 +134,8 @@ class Seen(weakref.ref[torch.Tensor]):
 def unseen_writes(shadows: Mapping[int, Shadow], tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Memory of the host's that changes in here where nobody has noted it counts as written as a whole: what
     NumPy writes, nobody tells."""
-    plain = (
-        t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided and not t.is_quantized
-    )
-    before = [(Seen(tensor), clone(tensor)) for tensor in plain]
-    del plain, tensors  # where the last name of one ends in here, it ends
+    before = [(Seen(tensor), clone(tensor)) for tensor in tensors if tensor.device.type == "cpu"]
+    del tensors  # where the last name of one ends in here, it ends
     yield
     for reference, held in before:
         tensor = reference()
@@ -281,11 +278,13 @@ def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
             once.copy_(content[tuple(map(slice, once.shape))])
 
 
-def put_pattern(tensor: torch.Tensor, mask: np.ndarray, which: int) -> None:
+def put_pattern(tensor: torch.Tensor, mask: np.ndarray, which: int, is_known: bool = True) -> None:
     """Let elements of a tensor hold a pattern. Integers stay among what the tensor holds, or between that and
-    0: they may be indices, and on a GPU one that leads nowhere ends the process."""
+    0, if it `is_known` which it does: they may be indices, and on a GPU one that leads nowhere ends the
+    process."""
     value = pattern(tensor.dtype, which)
-    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool):
+    is_number = tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool
+    if is_known and not is_number:
         held = clone(tensor).numpy()
         low, high = int(held.min()), int(held.max())
         low = min(low, 0) if low == high else low

@@ -60,7 +60,7 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
     def result(group: Set[int], which: int) -> dict[object, torch.Tensor]:
         def fill() -> None:
             for n in group:
-                put_pattern(parts[n].tensor, parts[n].mask, which)
+                put_pattern(parts[n].tensor, parts[n].mask, which, is_known=parts[n].is_partly)
 
         results = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results
         first = results.first()
