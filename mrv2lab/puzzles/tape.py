@@ -78,7 +78,9 @@ SEEN, UNSEEN = 3, 6  # steps that are always the same, then steps with other num
 def steps(puzzle: str, device: torch.device) -> Iterator[tuple[torch.Tensor, SimpleNamespace]]:
     """`x` and what else is new: `SEEN` steps, then `UNSEEN` ones that go in another order as well."""
     luck = Random()
-    doubles = [True, False, True, *luck.sample([True, False] * UNSEEN, UNSEEN)]
+    doubles = seen = [True, False, True]
+    while any(doubles[n:] == doubles[:-n] for n in (2, SEEN)):  # who counts steps would be right by chance
+        doubles = [*seen, *luck.sample([True, False] * UNSEEN, UNSEEN)]
     rows = [3, 2, 1, *luck.choices([1, 2, 3, 4], k=UNSEEN)]
     for i, (double, num_rows) in enumerate(zip(doubles, rows, strict=True)):
         numbers, most = (Random(i), 9) if i < SEEN else (luck, 999)

@@ -293,6 +293,14 @@ def test_what_nobody_has_seen_is_new_each_time():
     )
 
 
+def test_steps_never_go_on_as_they_began():
+    """Who counts steps would be right by chance."""
+    for _ in range(300):
+        doubles = [new.double for _, new in steps("lost_branch", torch.device("cpu"))]
+        assert doubles[:3] == [True, False, True] and len(doubles) == 9
+        assert doubles[2:] != doubles[:-2] and doubles[3:] != doubles[:-3]
+
+
 def test_only_one_puzzle_asks_what_is_kept():
     with pytest.raises(BadInput, match="no `after`"):
         check("frozen_number", lambda buffers: buffers.x, after=lambda buffers, result: result)
