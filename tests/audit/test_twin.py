@@ -304,6 +304,17 @@ def test_inputs_of_another_length_than_results_have_padding_too(make, subject, h
     assert ("padding-leak", subject) in {(f.kind, f.subject) for f in found}
 
 
+def in_batches(write, sizes=(2, 3, 1, 2, 3, 1)):
+    """`vary`, which has the rows of each next batch written, and `rows`."""
+    batch, left = [4], iter(sizes)
+
+    def vary():
+        batch[0] = next(left)
+        write(batch[0])
+
+    return {"vary": vary, "rows": lambda: batch[0]}
+
+
 def side_by_side(device, leaks):
     """Three inputs that lie in one memory; the step mixes the rows of one of them."""
     memory, batch = torch.ones(24, device=device), [4]
@@ -331,21 +342,19 @@ def test_inputs_that_lie_in_one_memory_are_told_apart(leaks, has_twin, device, b
 
 def with_slots(device, null_slot, mixes=False):
     """Padding is written to a slot that nobody reads, and the step returns nothing."""
-    x, out, pool, batch = torch.ones(4, device=device), torch.zeros(4, device=device), None, [4]
+    x, out = torch.ones(4, device=device), torch.zeros(4, device=device)
     slots, pool = torch.arange(4, device=device), torch.zeros(7, device=device)
-    sizes = iter([2, 3, 1, 2, 3, 1])
 
     def step():
         pool.index_copy_(0, slots, x)
         out.copy_(pool[slots] + (x.mean() if mixes else 0))
 
-    def vary():
-        batch[0] = next(sizes)
+    def write(rows):
         slots.fill_(null_slot)
-        slots[: batch[0]] = (torch.arange(batch[0], device=device) + null_slot + 1) % 7
-        x[: batch[0]] += 1
+        slots[:rows] = (torch.arange(rows, device=device) + null_slot + 1) % 7
+        x[:rows] += 1
 
-    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+    return SimpleNamespace(step=step, **in_batches(write))
 
 
 @pytest.mark.parametrize("has_twin", [False, True])
@@ -358,15 +367,13 @@ def test_beside_rows_that_are_written_a_pool_counts_for_none(has_twin, device, b
 
 def whole_beside_part(device):
     """All of one input is written, and the real rows of another."""
-    x, places, batch = torch.ones(4, device=device), torch.ones(4, device=device), [4]
-    sizes = iter([2, 3, 1, 2, 3, 1])
+    x, places = torch.ones(4, device=device), torch.ones(4, device=device)
 
-    def vary():
-        batch[0] = next(sizes)
+    def write(rows):
         x.add_(1)
-        places[: batch[0]] += 1
+        places[:rows] += 1
 
-    return SimpleNamespace(step=lambda: places + x.mean(), vary=vary, rows=lambda: batch[0])
+    return SimpleNamespace(step=lambda: places + x.mean(), **in_batches(write))
 
 
 def test_of_each_input_it_is_told_that_it_was_not_asked(device, backend):
@@ -388,16 +395,15 @@ def test_a_twin_without_rows_is_told(device, backend):
 
 def left_two_requests_back(device):
     """A mark that only the first request has reached."""
-    x, of, batch = torch.ones(4, device=device), torch.zeros(4, dtype=torch.int64, device=device), [4]
-    sizes = iter([3, 1, 1, 1, 1, 1])
+    x, of = torch.ones(4, device=device), torch.zeros(4, dtype=torch.int64, device=device)
 
-    def vary():
-        batch[0] = next(sizes)
-        x[: batch[0]] += 1
-        of[: batch[0]] = 1
+    def write(rows):
+        x[:rows] += 1
+        of[:rows] = 1
 
     # The last mark counts from the third request on.
-    return SimpleNamespace(step=lambda: x + of[2] * (x[0] > 3), vary=vary, rows=lambda: batch[0])
+    step = lambda: x + of[2] * (x[0] > 3)  # noqa: E731 - has no name to tell
+    return SimpleNamespace(step=step, **in_batches(write, [3, 1, 1, 1, 1, 1]))
 
 
 @pytest.mark.parametrize("has_twin", [False, True])
@@ -409,8 +415,7 @@ def test_what_any_request_has_left_is_asked(has_twin, device, backend):
 
 def used_up(device):
     """A step writes its input, as one that draws tokens does: it is zero then."""
-    x, total, batch = torch.ones(4, device=device), torch.zeros(1, device=device), [4]
-    sizes = iter([2, 3, 1, 2, 3, 1])
+    x, total = torch.ones(4, device=device), torch.zeros(1, device=device)
 
     def step():
         seen = total + x
@@ -418,11 +423,10 @@ def used_up(device):
         x[:2].zero_()
         return seen
 
-    def vary():
-        batch[0] = next(sizes)
-        x[: batch[0]] += 2
+    def write(rows):
+        x[:rows] += 2
 
-    return SimpleNamespace(step=step, vary=vary, rows=lambda: batch[0])
+    return SimpleNamespace(step=step, **in_batches(write))
 
 
 def test_an_input_that_the_step_writes_has_padding_too(device, backend):
@@ -484,29 +488,25 @@ def test_of_a_buffer_and_its_views_the_buffer_is_told(has_twin, device, backend)
 
 def fitted(device):
     """A buffer that is made as long as the batch, in place, where it lies."""
-    x, wide, batch = torch.ones(4, device=device), torch.ones(64, device=device), [4]
-    sizes = iter([2, 3, 1, 2, 3, 1])
+    x, wide = torch.ones(4, device=device), torch.ones(64, device=device)
 
-    def vary():
-        batch[0] = next(sizes)
-        wide.resize_(4 + batch[0])
+    def write(rows):
+        wide.resize_(4 + rows)
         wide[:4] = 1
-        x[: batch[0]] += 1
+        x[:rows] += 1
 
-    return SimpleNamespace(step=lambda: x * wide[0], vary=vary, rows=lambda: batch[0])
+    return SimpleNamespace(step=lambda: x * wide[0], **in_batches(write))
 
 
 def a_slot_ahead(device):
     """`vary` writes the rows of the batch, and one that the next batch is to have."""
-    x, batch = torch.ones(4, device=device), [4]
-    sizes = iter([2, 1, 2, 1, 2, 1])
+    x = torch.ones(4, device=device)
 
-    def vary():
-        batch[0] = next(sizes)
-        x[: batch[0]] += 1
+    def write(rows):
+        x[:rows] += 1
         x[3] += 1
 
-    return SimpleNamespace(step=lambda: x + x[2], vary=vary, rows=lambda: batch[0])
+    return SimpleNamespace(step=lambda: x + x[2], **in_batches(write, [2, 1, 2, 1, 2, 1]))
 
 
 def marks(device, dtype, nobody, begin, sizes):
