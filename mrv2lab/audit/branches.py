@@ -27,9 +27,7 @@ from mrv2lab.audit.atoms import (
 )
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.report import Place
-from mrv2lab.audit.trace import Trace, changed
-
-Cause = tuple[str, Any, Any, int]  # subject, value in the first pass and in the second, position of a branch
+from mrv2lab.audit.trace import Cause, Trace, changed
 
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
@@ -40,14 +38,28 @@ def cause_of(old: Trace, new: Trace, position: int) -> Cause | None:
     Looked for from the innermost call outwards: the statement itself, the branches around it, then the
     branches before it that may leave. A branch counts if the passes went different ways there.
     """
-    positions = new.lines.positions
-    for at in positions.chain(position):
-        here = [([at], statement) for statement in positions.statements(at)]
-        here += [(positions.turns(at, s.lineno), s) for s in _controlling(new, at)]
-        for turns, statement in here:
-            if (found := _at_branch(old, new, turns, statement)) is not None:
-                return found
+    known = new.known_beside(old)
+    for at in new.lines.positions.chain(position):
+        if at not in known:
+            known[at] = _cause_at(old, new, at, known)
+        if (found := known[at]) is not None:
+            return found
     return None
+
+
+def _cause_at(old: Trace, new: Trace, at: int, known: dict[Any, Cause | None]) -> Cause | None:
+    """The same, of one call. The branches around a line and before it are looked at once for all its turns: a
+    loop may have thousands."""
+    positions = new.lines.positions
+    for statement in positions.statements(at):
+        if (found := _at_branch(old, new, [at], statement)) is not None:
+            return found
+    place = positions.place(at)
+    line = positions.call(at), place and place.line
+    if line not in known:
+        others = (_at_branch(old, new, positions.turns(at, s.lineno), s) for s in _controlling(new, at))
+        known[line] = next(filter(None, others), None)
+    return known[line]
 
 
 def parted_before(old: Trace, new: Trace, position: int) -> Cause | None:
@@ -413,8 +425,12 @@ def _holds(whole: ast.AST, node: ast.AST) -> bool:
 def _made_by_work(trace: Trace, position: int, node: ast.expr) -> set[ast.AST | None]:
     """The expressions at the lines of one, in the same call, that have issued work."""
     positions, lines = trace.lines.positions, range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    turns = {turn for line in lines for turn in positions.turns(position, line)}
-    return {positions.expression(at, spot) for at in turns for spot in trace.spots_of_work.get(at, ())}
+    known, call = trace.made_at, (positions.call(position), lines)
+    if call not in known:
+        turns = {turn for line in lines for turn in positions.turns(position, line)}
+        work = {(at, spot) for at in turns for spot in trace.spots_of_work.get(at, ())}
+        known[call] = {positions.expression(at, spot) for at, spot in work}
+    return known[call]
 
 
 def _expressions(trace: Trace, position: int, spot: int) -> list[ast.AST]:

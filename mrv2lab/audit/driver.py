@@ -279,7 +279,8 @@ def _later(evidence: Evidence) -> list[Finding]:
     is_asked = engine.is_one and engine.vary is not nothing and evidence.captures and evidence.repeats
     if not is_asked or evidence.eager.replayed() or (engine.twin is not None and not passes.is_rewound):
         return []
-    vars(evidence).pop("named", None)  # it would own what the next requests let go of
+    for held in ("named", "by_address"):  # they would own what the next requests let go of
+        vars(evidence).pop(held, None)
     lines: Set[int] | None = evidence.eager.values.keys() if _may_glance(evidence) else None
     has_failed = False
     while passes.num_varied < NUM_REQUESTS:

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ import torch
 
 from mrv2lab.audit import names
 from mrv2lab.audit.atoms import Atom
-from mrv2lab.audit.branches import Cause, cause_of, deciding, is_only_given, returned, sources_behind, spots
+from mrv2lab.audit.branches import cause_of, deciding, is_only_given, returned, sources_behind, spots
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.memory import key_of, num_owners, pattern, put, storage_of
 from mrv2lab.audit.passes import Pass, Passes
@@ -21,7 +21,7 @@ from mrv2lab.audit.recorder import Capture, Session
 from mrv2lab.audit.report import Changed, Finding, Place
 from mrv2lab.audit.results import Comparison, Results, agree
 from mrv2lab.audit.split import forked
-from mrv2lab.audit.trace import Event, Key, Trace, changed
+from mrv2lab.audit.trace import Cause, Event, Key, Trace, changed
 from mrv2lab.errors import AuditError
 from mrv2lab.graphs import CapturedGraph
 from mrv2lab.graphs.base import set_within
@@ -157,10 +157,13 @@ class Evidence:
     def _is_to_work_with(self, written: Mapping[str, torch.Tensor]) -> bool:
         """Whether the step only works with this memory, beside what it returns: it reads there what it has
         written, and whatever stands in all of it before changes nothing that comes out."""
+        if not self.results.eager.returned:
+            return False
         if any(names.covers(t, at) for t in written.values() for at in self.passes.read_by_vary):
             return False
-        own = [t for t in written.values() if self.eager.reads_again(t)]
-        if not self.results.eager.returned or not all(self._is_instead(t, own) for t in written.values()):
+        own = {id(t): t for t in written.values() if self.eager.reads_again(t)}
+        others = (t for t in written.values() if id(t) not in own)
+        if not all(self._is_instead(t, own.values()) for t in others):
             return False
         memory = {storage_of(t): t for t in written.values()}.values()
         wholes = [torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage()) for t in memory]
@@ -173,13 +176,12 @@ class Evidence:
         except AuditError:  # it was an index
             return False
 
-    def _is_instead(self, tensor: torch.Tensor, own: Sequence[torch.Tensor]) -> bool:
-        """Whether an eager pass works with this memory, or a graph writes it where that writes such memory:
-        buffers that take turns."""
+    def _is_instead(self, tensor: torch.Tensor, own: Collection[torch.Tensor]) -> bool:
+        """Whether a graph writes this memory where an eager pass writes its own: buffers that take turns."""
         both = (two for one, event, _ in self.pairs() for two in one.tensors_with(event))
         written = [(old, new) for old, new in both if old and new and old.written and new.written]
         there = (new.address for old, new in written if names.covers(tensor, old.address))
-        return any(tensor is one for one in own) or any(names.covers(one, at) for at in there for one in own)
+        return any(names.covers(one, at) for at in there for one in own)
 
     @cached_property
     def _of_other_kernels(self) -> bool:
@@ -341,6 +343,10 @@ class Evidence:
         """Every tensor that can be reached from the step now."""
         return list(names.walk(self.passes.engine.roots))
 
+    @cached_property
+    def by_address(self) -> names.Ranges[tuple[str, torch.Tensor]]:
+        return names.by_address(self.named)
+
     def is_owned(self, address: int) -> bool:
         """Whether somebody whom a walk from the step does not meet still holds memory that a graph uses, and
         not only the audit itself."""
@@ -360,6 +366,8 @@ class Evidence:
 
     def let_go(self, address: int) -> Place | None:
         """Where a tensor ended last on memory that a graph reads."""
+        if exact := next((one.let_go[address] for one in self.captures if address in one.let_go), None):
+            return exact  # mostly it begins there
         ends = ((at, place, one.kept[at]) for one in self.captures for at, place in one.let_go.items())
         return next((place for at, place, memory in ends if at <= address < at + memory.nbytes()), None)
 
@@ -397,7 +405,7 @@ class Evidence:
 
     def path(self, address: int) -> tuple[str, torch.Tensor] | None:
         """The shortest path to the tensor at an address."""
-        return names.at(self.named, address)
+        return self.by_address.at(address)
 
 
 def _signed(

@@ -12,7 +12,6 @@ import torch
 
 from mrv2lab.audit.atoms import MISSING, SCALARS, Described
 from mrv2lab.audit.branches import (
-    Cause,
     behind_locals,
     cause_of,
     deciding,
@@ -29,7 +28,7 @@ from mrv2lab.audit.evidence import Evidence, Findings, Reason, explain
 from mrv2lab.audit.lines import same
 from mrv2lab.audit.passes import SETTING
 from mrv2lab.audit.report import Changed, Finding, Place, changed_as
-from mrv2lab.audit.trace import Event, Key, TensorArgument, Trace, is_elsewhere
+from mrv2lab.audit.trace import Cause, Event, Key, TensorArgument, Trace, is_elsewhere
 
 KIND, SHORT, RANK = "frozen-host-value", "host", 0
 _RUN = (CodeType, BuiltinFunctionType, Described)
@@ -129,14 +128,16 @@ def _ways(
             other.held.setdefault(one.key, {})[one.label] = one.old
     # In a process that uses a GPU values that nobody made to go together may end it.
     changes = {} if evidence.session.backend == "cuda" else _changes(evidence)
+    led_to: dict[Changed, set[Key]] = {}
+    for cause, event in parted:
+        led_to.setdefault(changed_as(*cause[:3]), set()).add(event.key)
     for told in [*(one.finding for one in passed), *others]:
         old, new = told.change or (MISSING, MISSING)
         called = ((path, both) for path, both in changes.items() if is_called(path, told.subject))
         paths = [path for path, both in called if same(both[0], old) and same(both[1], new)]
         if paths and all(map(evidence.passes.binder, paths)):
-            keys = {event.key for cause, event in parted if changed_as(*cause[:3]) == told.changed}
             held = found[told.changed].held if told.changed in found else {}  # what it was worked out to
-            found[told.changed] = Other(held, dict.fromkeys(paths, old), keys)
+            found[told.changed] = Other(held, dict.fromkeys(paths, old), led_to.get(told.changed, set()))
     return found
 
 

@@ -17,7 +17,8 @@ import sysconfig
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -84,6 +85,19 @@ def users_running(frame: FrameType | None) -> FrameType | None:
 
 def nobody(position: int) -> None:
     """Is not told of positions."""
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """In here runs no line of the user's: calls of torch's Python, hundreds for an op, are not looked at."""
+    tracer = None if MONITORS else sys.gettrace()
+    if tracer is not None:
+        sys.settrace(None)
+    try:
+        yield
+    finally:
+        if tracer is not None:
+            sys.settrace(tracer)
 
 
 class Positions:

@@ -6,12 +6,15 @@ import functools
 import inspect
 import random
 import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import accumulate
+from operator import itemgetter
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -21,7 +24,7 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
@@ -33,6 +36,7 @@ from mrv2lab.audit.memory import has_memory, storage_of
 from mrv2lab.graphs.base import CapturedGraph
 from mrv2lab.graphs.memory import storage_or_none
 
+T = TypeVar("T")
 _MOST_OBJECTS = 50_000
 _MOST_OF_FRAME = 2000  # objects
 _MOST_ELEMENTS = 1024  # of one container, where functions that are running are looked at
@@ -392,6 +396,36 @@ def covers(tensor: torch.Tensor, address: int) -> bool:
 def at(tensors: Iterable[tuple[str, torch.Tensor]], address: int) -> tuple[str, torch.Tensor] | None:
     """The first of these whose memory an address lies in, with its path."""
     return next((found for found in tensors if covers(found[1], address)), None)
+
+
+class Ranges(Generic[T]):
+    """What lies in which range of memory, for thousands of addresses to be looked up."""
+
+    def __init__(self, held: Iterable[tuple[range, T]]) -> None:
+        self._held = sorted(((one, i, of) for i, (one, of) in enumerate(held)), key=lambda h: h[0].start)
+        self._begins = [one.start for one, _, _ in self._held]
+        self._reach = [*accumulate((one.stop for one, _, _ in self._held), max)]  # memory may lie in other
+
+    def at(self, address: int) -> T | None:
+        """Of the ranges that an address lies in the first, in the order in which they were given."""
+        found, i = list[tuple[int, T]](), bisect_right(self._begins, address) - 1
+        while i >= 0 and self._reach[i] > address:
+            one, order, of = self._held[i]
+            found += [(order, of)] if address in one else []
+            i -= 1
+        return min(found, key=itemgetter(0))[1] if found else None
+
+
+def by_address(tensors: Iterable[tuple[str, torch.Tensor]]) -> Ranges[tuple[str, torch.Tensor]]:
+    """As `at`, for many addresses."""
+    held = dict[range, tuple[str, torch.Tensor]]()
+    for path, tensor in tensors:
+        with torch._C.DisableTorchFunction():
+            memory = None if tensor.device.type == "meta" else storage_or_none(tensor)
+        if memory is not None:
+            begin = memory.data_ptr()
+            held.setdefault(range(begin, begin + memory.nbytes()), (path, tensor))
+    return Ranges(held.items())
 
 
 Spans = dict[str, range]  # of memory, by path

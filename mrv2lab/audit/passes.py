@@ -202,7 +202,7 @@ class Passes:
         graph = self.captures[-1].graph if self.captures else None
         if graph is None or not self.engine.is_one or self.made.trace.replayed():
             return
-        with Saved(self.captures[-1].written), self.made.unwatched(), suppress(Exception):
+        with Saved(self.captures[-1].written), suppress(Exception):
             graph.replay()  # one that raises will do so again, where it is looked at
 
     def _tables(self) -> Iterator[Table]:

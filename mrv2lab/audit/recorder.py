@@ -19,14 +19,20 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import psutil
 import torch
 from torch._library.triton import set_wrap_triton_enabled
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
 from mrv2lab.audit.launches import last_node
-from mrv2lab.audit.lines import Anchor, Lines, Positions, nobody, users_running
+from mrv2lab.audit.lines import Anchor, Lines, Positions, nobody, untraced, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Seen, Shadow, clone, pattern, storage_of, strides
 from mrv2lab.audit.ops import (
     Given,
@@ -203,7 +209,8 @@ class Recorder(CaptureObserver):
         self.mode: Ops | None = None
         self.quiet = False
         self.capture: Capture | None = None
-        self._outer: list[tuple[Ops | None, Trace, dict[int, None]]] = []
+        # what goes on around the capture under way: the mode, where that lay in torch's stack, and the rest
+        self._outer: list[tuple[Ops | None, int | None, Trace, dict[int, None]]] = []
         self.from_python: set[int] = set()  # where data of Python's lies that plays device memory
         self.born: dict[int, None] = {}  # where memory begins that it, or the capture under way, has made
         self._num_events = self._num_work = 0
@@ -270,7 +277,7 @@ class Recorder(CaptureObserver):
         if self.order is not None:  # the host waits for all that goes on before it captures
             self.order.synchronize()
             self.order.call += 1
-        self._outer.append((self.mode, self.trace, self.born))
+        self._outer.append((self.mode, _take_out(self.mode), self.trace, self.born))
         self.capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
         self.trace, self.born = self.capture.trace, self.capture.born
         self.trace.lines.values = self.trace.values
@@ -288,7 +295,8 @@ class Recorder(CaptureObserver):
         self.trace.lines.passed = nobody
         self.captures.append(self.capture)
         self.capture = None
-        self.mode, self.trace, self.born = self._outer.pop()
+        self.mode, depth, self.trace, self.born = self._outer.pop()
+        _put_in(self.mode, depth)
         self.trace.lines.values = self.trace.values
 
     def captured(self, graph: CapturedGraph) -> None:
@@ -578,9 +586,9 @@ class Recorder(CaptureObserver):
 
     @contextmanager
     def replaying(self, graph: CapturedGraph) -> Iterator[None]:
-        """Note a replay. What the graph does then is in the trace of its capture: no mode is asked of it."""
+        """Note a replay. What the graph does then is in the trace of its capture: nothing is asked of it."""
         try:
-            with self.silent(), _disable_current_modes(), torch._C.DisableTorchFunction():
+            with self.silent(), untraced(), _disable_current_modes(), torch._C.DisableTorchFunction():
                 yield
         finally:
             self.trace.events.append(graph)
@@ -589,6 +597,26 @@ class Recorder(CaptureObserver):
         uncomputed = self.session.uncomputed
         for storage in [s for s, capture in uncomputed.items() if capture.graph is graph]:
             del uncomputed[storage]
+
+
+def _take_out(mode: TorchDispatchMode | None) -> int | None:
+    """Take a mode out of torch's stack, where it would see what an executor does to capture; returns where it
+    was. None if torch itself has done so, to call it."""
+    modes = _get_current_dispatch_mode_stack()
+    depth = next((at for at, one in enumerate(modes) if one is mode), None)
+    if depth is not None:
+        above = [_pop_mode() for _ in modes[depth:]]
+        for one in reversed(above[:-1]):
+            _push_mode(one)
+    return depth
+
+
+def _put_in(mode: TorchDispatchMode | None, depth: int | None) -> None:
+    """Put it back where `_take_out` has found it."""
+    if depth is not None:
+        above = [_pop_mode() for _ in _get_current_dispatch_mode_stack()[depth:]]
+        for one in (mode, *reversed(above)):
+            _push_mode(one)
 
 
 def launches() -> list[tuple[Any, str]]:

@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from mrv2lab.audit.atoms import MISSING, Atom
@@ -94,6 +97,9 @@ class Made(NamedTuple):
     stride: tuple[int, ...]
 
 
+Cause = tuple[str, Any, Any, int]  # subject, value in the first pass and in the second, position of a branch
+
+
 @dataclass
 class Trace:
     """One pass."""
@@ -112,6 +118,9 @@ class Trace:
     moved: dict[tuple[Key, str], str] = field(default_factory=dict)
     still: set[tuple[Key, str]] = field(default_factory=set)  # where that pass's tensor is held as well
     innocent: set[Changed] = field(default_factory=set)  # host values that are known to change nothing
+    # what is asked of a pass that is over, for thousands of its turns: see `branches`
+    made_at: dict[Any, set[Any]] = field(default_factory=dict, init=False)
+    _known: dict[int, tuple["Trace", int, dict[Any, Cause | None]]] = field(default_factory=dict, init=False)
     _turns: Counter[tuple[int, str]] = field(default_factory=Counter)
     _by_key: dict[Key, Event] = field(default_factory=dict)
     _when: dict[Key, int] = field(default_factory=dict)
@@ -148,6 +157,13 @@ class Trace:
                 found.setdefault(event.key[0], set()).add(event.spot)
         return found
 
+    def known_beside(self, other: "Trace") -> dict[Any, Cause | None]:
+        """What was found out beside another pass, as long as no more values are known to change nothing."""
+        _, num_innocent, known = self._known.get(id(other), (other, -1, {}))
+        if num_innocent != len(self.innocent):
+            _, _, known = self._known[id(other)] = other, len(self.innocent), {}
+        return known
+
     def get(self, key: Key) -> Event | None:
         return self._by_key.get(key)
 
@@ -161,13 +177,24 @@ class Trace:
 
     def reads_again(self, tensor: torch.Tensor) -> bool:
         """Whether work reads there what work before it has written."""
-        begin, end, is_written = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, False
-        for event in (event for event in self.own() if event.is_work):
-            there = [t for t in event.tensors if t.address < end and begin < t.address + t.num_bytes]
-            if is_written and not all(t.written for t in there):
+        begins, ends, work = self._touched
+        begin, is_written = tensor.data_ptr(), False
+        there = np.flatnonzero((begins < begin + tensor.nbytes) & (ends > begin))
+        for _, both in groupby((work[i] for i in there), itemgetter(0)):
+            writes = [written for _, written in both]
+            if is_written and not all(writes):
                 return True
-            is_written |= any(t.written for t in there)
+            is_written |= any(writes)
         return False
+
+    @cached_property
+    def _touched(self) -> tuple[np.ndarray, np.ndarray, list[tuple[int, bool]]]:
+        """Where memory begins and ends that work touches, by the number of that, and whether it is written:
+        once the pass is over."""
+        work = enumerate(event for event in self.own() if event.is_work)
+        given = [(t, (number, t.written)) for number, event in work for t in event.tensors]
+        begins = np.array([t.address for t, _ in given], np.int64)
+        return begins, begins + np.array([t.num_bytes for t, _ in given], np.int64), [by for _, by in given]
 
     def returned_at(self) -> int:
         """The position of the last line of the outermost function; ROOT if none ran."""
