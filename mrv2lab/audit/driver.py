@@ -21,6 +21,7 @@ from mrv2lab.audit import (
     names,
     padding_leak,
     silent_eager,
+    stale_input,
     unwritten_read,
 )
 from mrv2lab.audit.arguments import check, counting
@@ -522,14 +523,16 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         )
         for finding in islice(kept, _MOST_NOTES):
             apart = results.excused and f"a result {max(results.excused):.2g} apart, as rounding explains"
-            same_so_far = "the same result" + ", and something else is written" * bool(results.unsettled)
+            rows = evidence.passes.num_rows
+            same_so_far = "the same result" if rows is None else f"the same first {rows} rows of the result"
+            same_so_far += ", and something else is written" * bool(results.unsettled)
             yield f"frozen, with {apart or same_so_far}: {finding.subject}: {finding.evidence}"
     elif results.eager.returned and not evidence.differs.keys() & (results.run.named | results.eager.named):
         what = ", ".join(evidence.differs)  # which a later request may well return
         yield f"what the step returns agrees at this request; what it writes does not: {what}"
     yield from _of_inputs(evidence)
-    if unasked := padding_leak.unasked(evidence):
-        yield unasked
+    yield from stale_input.unasked(evidence)
+    yield from padding_leak.unasked(evidence)
     if not evidence.eager.values and evidence.passes.engine.is_one:
         yield "no line can be named: none that ran lies in a file, as where code is piped to Python"
     if evidence.unsteady and not evidence.found:

@@ -124,7 +124,7 @@ class Fresh:
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor that it holds, with its path."""
         for call in self.calls:
-            yield from ((path, tensor) for path, tensor in names.walk(call) if tensor.device.type != "meta")
+            yield from names.walk(call)
 
     def generators(self) -> list[torch.Generator]:
         """Of random numbers: its own, in order, and those of all."""

@@ -83,10 +83,6 @@ def users_running(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def nobody(position: int) -> None:
-    """Is not told of positions."""
-
-
 @contextmanager
 def untraced() -> Iterator[None]:
     """In here runs no line of the user's: calls of torch's Python, hundreds for an op, are not looked at."""
@@ -208,7 +204,7 @@ class Lines:
         self.num_passes = 0  # how often an anchor was called
         self.latest: dict[int, tuple[Any, ...]] = {}  # as `values`, of what ran since then
         self._spots: dict[tuple[int, int, int], int] = {}  # the instruction that made a call
-        self.passed: Callable[[int], object] = nobody  # is told of each position that is left
+        self.passed: Callable[[int], object] | None = None  # is told of each position that is left
         several = anchor if isinstance(anchor, (list, tuple)) else () if anchor is None else [anchor]
         codes = (getattr(getattr(one, "__func__", one), "__code__", None) for one in several)
         self.anchors = [code for code in codes if code is not None]  # few: hashes of code are slow
@@ -359,15 +355,17 @@ class Lines:
         if frame.f_code.co_name == _IMPORT:
             self._imports -= id(frame.f_code) in self._watched and threading.get_ident() == self._thread
         elif self._back_in(frame):
-            self.passed(self.current)
+            if self.passed is not None:
+                self.passed(self.current)
             self._calls.pop()
 
     def _line(self, frame: FrameType) -> None:
         if self.paused or not self._back_in(frame):
             return
-        self.passed(self.current)
-        self._num_lines += 1
         call, line = self._calls[-1], frame.f_lineno
+        if self.passed is not None:
+            self.passed(call.position)
+        self._num_lines += 1
         turn = call.turns[line] = call.turns.get(line, -1) + 1
         endless = f"{self.most} lines have run, the last at" if self._num_lines > self.most else ""
         if turn and turn % 64 == 0 and (waited_s := self._waits_s):

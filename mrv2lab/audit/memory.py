@@ -162,6 +162,7 @@ class RowsWritten:
         self.earlier = np.zeros(shape, dtype=bool)  # in a request before the last one
         self.now = np.zeros(shape, dtype=bool)
         self.cleared = np.zeros(shape, dtype=bool)  # behind the real rows, and in none of those since
+        self.marks = set[float]()  # numbers with which a request has cleared what it did
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         return self._tensor() is tensor and self.now.shape == tensor.shape
@@ -170,6 +171,9 @@ class RowsWritten:
         """Of one more request, in which so many rows are real."""
         self.earlier |= self.now
         self.now = written.copy()
+        if (tensor := self._tensor()) is not None and tensor.dtype.is_floating_point:
+            there = clone(tensor)[rows:][torch.from_numpy(written[rows:])].double().unique()
+            self.marks |= set(there.tolist() if len(there) == 1 else ())
         self.cleared[rows:] |= written[rows:]
         self.cleared[:rows] &= ~written[:rows]
 
@@ -188,7 +192,8 @@ class RowsWritten:
         """What may hold anything behind the real rows, where results have so many rows in all (`sizes`).
 
         What stands there from the beginning may say that a row is nobody's, if it is an integer, an infinity,
-        or in a tensor that has not the rows of the results; and so does what `vary` has written there itself.
+        in a tensor that has not the rows of the results, or what `vary` has cleared others with; and so does
+        what `vary` has written there itself.
         """
         is_of_rows = not sizes or len(tensor) in sizes
         left: np.ndarray = ~self.now
@@ -197,7 +202,13 @@ class RowsWritten:
         if not (is_of_rows and tensor.dtype.is_floating_point):
             left &= self.earlier
         left[:rows] = False
-        return left & ~is_infinite(tensor) if left.any() else left
+        if not left.any():
+            return left
+        if self.marks:
+            marked = np.isin(clone(tensor).double().numpy(), [*self.marks])
+            left &= self.earlier | ~marked
+        left &= ~is_infinite(tensor)
+        return left
 
 
 class RowsOfAll:
@@ -256,7 +267,11 @@ class Saved:
             self._kept[key] = (tensor, clone(tensor))
 
     def restore(self) -> None:
-        put(reversed(self._kept.values()))
+        """Memory of the host's that nobody has written is let be: it may be a file that nobody may write."""
+        kept = reversed(self._kept.values())
+        put(
+            (tensor, held) for tensor, held in kept if tensor.device.type != "cpu" or not _holds(tensor, held)
+        )
 
     def __enter__(self) -> "Saved":
         return self
@@ -266,6 +281,11 @@ class Saved:
 
     def items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return list(self._kept.values())
+
+
+def _holds(tensor: torch.Tensor, content: torch.Tensor) -> bool:
+    """Whether it has the bits of a copy that was made of it."""
+    return not has_memory(tensor) or not bool(_differs(content, clone(tensor)).any())
 
 
 def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -279,17 +299,31 @@ def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def put_pattern(tensor: torch.Tensor, mask: np.ndarray, which: int, is_known: bool = True) -> None:
-    """Let elements of a tensor hold a pattern. Integers stay among what the tensor holds, or between that and
-    0, if it `is_known` which it does: they may be indices, and on a GPU one that leads nowhere ends the
-    process."""
+    """Let elements of a tensor hold a pattern. Integers get what other rows hold at the same place, or 0, if
+    it `is_known` which that is: they may be indices or addresses, and on a GPU one that leads nowhere ends
+    the process."""
     value = pattern(tensor.dtype, which)
-    is_number = tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool
-    if is_known and not is_number:
-        held = clone(tensor).numpy()
-        low, high = int(held.min()), int(held.max())
-        low = min(low, 0) if low == high else low
-        value = min(max(low, 0) + int(value), high)
-    put_where(tensor, mask, torch.full((), value, dtype=tensor.dtype))
+    if is_known and is_integer(tensor):
+        put_where(tensor, mask, torch.from_numpy(_held(clone(tensor).numpy(), bool(value))))
+    else:
+        put_where(tensor, mask, torch.full((), value, dtype=tensor.dtype))
+
+
+def is_integer(tensor: torch.Tensor) -> bool:
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def _held(rows: np.ndarray, is_second: bool) -> np.ndarray:
+    """Of each column the least number that is none below 0, or the one behind it; where there is but one of
+    them, 0 and that."""
+    most = np.iinfo(rows.dtype).max  # stands for none
+    rows = np.atleast_1d(rows)
+    least = np.where(rows < 0, most, rows).min(axis=0)
+    behind = np.where(rows > least, rows, most).min(axis=0)
+    one = behind == most
+    first, second = np.where(one, 0, least), np.where(one, np.where(least == most, 0, least), behind)
+    return np.asarray(second if is_second else first, dtype=rows.dtype)
 
 
 def put_where(tensor: torch.Tensor, mask: np.ndarray, content: torch.Tensor) -> None:

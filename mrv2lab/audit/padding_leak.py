@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from mrv2lab.audit.memory import (
 )
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import Finding
-from mrv2lab.audit.stale_input import PATTERNS, Part, depends, rows_of
+from mrv2lab.audit.stale_input import PATTERNS, Part, depends, of_zeros, rows_of
 from mrv2lab.audit.unwritten_read import responsible
 
 KIND, SHORT, RANK = "padding-leak", "pad", 1
@@ -39,22 +40,34 @@ def find(evidence: Evidence) -> Findings:
         yield at, Finding(KIND, evidence.view_called(part.tensor), text, place)
 
 
-def unasked(evidence: Evidence) -> str | None:
-    """Words where it is said how many rows are real, and `vary` has written all that lie behind them."""
-    passes, rows = evidence.passes, evidence.passes.num_rows
+def unasked(evidence: Evidence) -> Iterator[str]:
+    """Words where it is said how many rows are real: where `vary` has written all that lie behind them, and
+    where nobody knows which rows of a result are."""
+    passes, rows, results = evidence.passes, evidence.passes.num_rows, evidence.results.run
     if rows is None:
-        return None
-    is_asked = any(True for _ in _behind(evidence, rows))
+        return
+    if not rows:
+        yield "rows() has told that none is real, so no row of a result was compared"
+    if passes.uneven:
+        told = " and ".join(map(str, sorted(passes.uneven)))
+        yield f"the step returns tensors of {told} rows: of each the first {rows} were compared, and no more"
+    is_asked = bool(parts := [*_behind(evidence, rows)])
+    sizes = {len(part.tensor) for part in parts}
+    if parts and not (results.returned or rows_of(results.first(), sizes)):
+        told = "the step returns nothing, and writes nothing of as many rows as"
+        name = evidence.view_called(parts[0].tensor)
+        yield f"{told} {name}: what the padding of that does was not asked"
+    for part in parts:
+        yield from of_zeros(evidence, part)
     known = ((tensor, passes.rows_written.of(tensor)) for tensor in passes.views() if len(tensor) > rows)
     leading = [(tensor, one) for tensor, one in known if one and one.leads(rows) and one.has_cleared(rows)]
     # Integers may say that a row is nobody's, and so may an infinity.
     inputs = (
         t for t, _ in leading if not is_asked or (t.dtype.is_floating_point and not is_infinite(t).any())
     )
-    if (padded := next(inputs, None)) is None:
-        return None
-    told = f"vary() has written {evidence.view_called(padded)} behind its {rows} real rows too"
-    return f"{told}, so what they do to the real ones was not asked: let it write those alone, by slices"
+    for padded in islice(inputs, 1):
+        told = f"vary() has written {evidence.view_called(padded)} behind its {rows} real rows too"
+        yield f"{told}, so what they do to the real ones was not asked: let it write those alone, by slices"
 
 
 def in_a_row(evidence: Evidence) -> Findings:

@@ -153,6 +153,7 @@ class Passes:
         self.plain_at_capture: dict[str, Any] = {}  # numbers and texts of Python's objects, by path
         self.num_rows: int | None = None
         self.row_counts: set[int] = set()  # of what the step returns, with those that are not real
+        self.uneven: set[int] = set()  # of tensors that one step has returned, where they have not as many
         self.notes: list[str] = []
         self.changed: dict[str, Any] | None = None  # what `vary` has changed, by path, with what it is now
         self.was: dict[str, Any] = {}  # the same paths, as far as there was something
@@ -444,11 +445,12 @@ class Passes:
         self._fresh()
         began = self._began()
         own = (tensor for capture in self.captures for tensor in capture.written)
-        saved = Saved([*own, *writes, *(w.tensor for w in (self.beside.written if self.beside else ()))])
+        saved = Saved([*own, *(w.tensor for w in (self.beside.written if self.beside else ()))])
+        filled = Saved(writes)  # by the audit: that is no result of the step's
         before()
         recorder = Recorder(self.session, order=self.session.order if in_order else None)
         made = partial(self._made, recorder, self.engine.run, "when it was replayed", lambda: self._left)
-        with self._poison_kept(second), saved, recorder.saved:
+        with self._poison_kept(second), filled, saved, recorder.saved:
             self.session.cells.set(second, 1)
             try:
                 return made(saved)._replace(began=began)
@@ -570,7 +572,10 @@ class Passes:
 
     def _real(self, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Of what a step returned the rows that are real."""
-        self.row_counts |= {len(t) for t in made.values() if t.dim()}
+        counts = {len(t) for t in made.values() if t.dim()}
+        self.row_counts |= counts
+        if self.num_rows is not None and len(counts - {1}) > 1 and max(counts) > self.num_rows:
+            self.uneven |= counts
         return {path: t[: self.num_rows] if t.dim() else t for path, t in made.items()}
 
     def _land(self) -> None:

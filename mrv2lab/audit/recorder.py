@@ -32,7 +32,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from mrv2lab.audit import kernel_source, names
 from mrv2lab.audit.atoms import cpu_is_host, forget_sources
 from mrv2lab.audit.launches import last_node
-from mrv2lab.audit.lines import Anchor, Lines, Positions, nobody, untraced, users_running
+from mrv2lab.audit.lines import Anchor, Lines, Positions, untraced, users_running
 from mrv2lab.audit.memory import Allocation, Cells, Saved, Seen, Shadow, clone, pattern, storage_of, strides
 from mrv2lab.audit.ops import (
     Given,
@@ -209,6 +209,7 @@ class Recorder(CaptureObserver):
         self.mode: Ops | None = None
         self.quiet = False
         self.capture: Capture | None = None
+        self.in_capture = False
         # what goes on around the capture under way: the mode, where that lay in torch's stack, and the rest
         self._outer: list[tuple[Ops | None, int | None, Trace, dict[int, None]]] = []
         self.from_python: set[int] = set()  # where data of Python's lies that plays device memory
@@ -221,10 +222,6 @@ class Recorder(CaptureObserver):
         each comes what it was filled with, and the position of the line that made it."""
         held = [(reference(), content, position) for reference, content, position in self._filled]
         return [(tensor, content, at) for tensor, content, at in held if tensor is not None]
-
-    @property
-    def in_capture(self) -> bool:
-        return self.capture is not None
 
     # ---- entering and leaving ----
 
@@ -279,6 +276,7 @@ class Recorder(CaptureObserver):
             self.order.call += 1
         self._outer.append((self.mode, _take_out(self.mode), self.trace, self.born))
         self.capture = Capture(Trace(self.trace.lines), self.trace.last_pass(), len(self.trace.events))
+        self.in_capture = True
         self.trace, self.born = self.capture.trace, self.capture.born
         self.trace.lines.values = self.trace.values
         self.trace.lines.passed = self.capture.mark
@@ -292,9 +290,9 @@ class Recorder(CaptureObserver):
         assert self.mode is not None
         self.mode.__exit__(None, None, None)
         self.capture.mark(self.trace.lines.current)
-        self.trace.lines.passed = nobody
+        self.trace.lines.passed = None
         self.captures.append(self.capture)
-        self.capture = None
+        self.capture, self.in_capture = None, False
         self.mode, depth, self.trace, self.born = self._outer.pop()
         _put_in(self.mode, depth)
         self.trace.lines.values = self.trace.values

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.memory import put_pattern, storage_of
+from mrv2lab.audit.memory import clone, is_integer, put_pattern, storage_of
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import is_off
 from mrv2lab.audit.unwritten_read import responsible
@@ -47,9 +47,27 @@ def _not_refreshed(evidence: Evidence, rows: int | None) -> Iterator[Part]:
         shadow = passes.refreshed.get(storage_of(tensor)) if storage_of(tensor) in reached else None
         if shadow is not None and (written := shadow.view(tensor)) is not None:
             mask = np.array(~written)
-            if mask.ndim and rows is not None:
-                mask[rows:] = False
+            if mask.ndim and rows is not None and len(tensor) in (passes.row_counts or {len(tensor)}):
+                mask[rows:] = False  # padding; what is as long as something else has no such rows
             yield Part(tensor, mask, bool(written.any()))
+
+
+def unasked(evidence: Evidence) -> Iterator[str]:
+    """Words for named inputs of which nothing could be asked."""
+    reached = {storage_of(tensor) for _, tensor in evidence.named}
+    for tensor in evidence.passes.engine.inputs:
+        if storage_of(tensor) not in reached:
+            called = f"an input of shape {list(tensor.shape)}"
+            yield f"{called} is not what the step holds now, so it was not asked who refreshes it"
+    for part in _not_refreshed(evidence, evidence.passes.num_rows):
+        yield from of_zeros(evidence, part)
+
+
+def of_zeros(evidence: Evidence, part: Part) -> Iterator[str]:
+    """Words for integers of which no other number is known that may stand there."""
+    if part.is_partly and part.mask.any() and is_integer(part.tensor) and not clone(part.tensor).any():
+        name = evidence.view_called(part.tensor)
+        yield f"{name} holds zeros alone, and may be an index: what another number does there was not asked"
 
 
 def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> list[Part]:
@@ -84,7 +102,5 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
 
 def rows_of(written: Mapping[Any, torch.Tensor], sizes: Set[int]) -> dict[Any, torch.Tensor]:
     """Of what a step has written instead of returning it what has so many rows, with what is one for all.
-    Where there are such rows, what is as long as something else are slots or blocks."""
-    if not any(one.dim() and len(one) in sizes for one in written.values()):
-        return dict(written)
+    What is as long as something else are slots or blocks: nobody knows which of them are real."""
     return {key: one for key, one in written.items() if not one.dim() or len(one) in {1, *sizes}}

@@ -8,7 +8,8 @@ import importlib.util
 import sys
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
-from collections.abc import Callable
+from collections.abc import Callable, Set, ValuesView
+from dataclasses import replace
 from functools import partial
 from importlib.abc import SourceLoader
 from pathlib import Path
@@ -77,11 +78,14 @@ def audit_names(
     change, restore = _optional(namespace, vary, "vary"), _optional(namespace, reset, "reset")
     known = {name: namespace[name] for name in _MORE if name in namespace}
     more = {name: value for name, value in known.items() if _MORE[name](value)}
-    return audit(_callable(namespace, step), vary=change, reset=restore, backend=backend, **more)
+    report = audit(_callable(namespace, step), vary=change, reset=restore, backend=backend, **more)
+    others = (name for name in known if name not in more and not callable(known[name]))
+    left = (f"{name} is not what an audit takes by that name: it was left alone" for name in others)
+    return replace(report, notes=(*report.notes, *left))
 
 
 def _are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(map(kind, value))
+    return lambda value: isinstance(value, list | tuple | Set | ValuesView) and all(map(kind, value))
 
 
 _MORE: dict[str, Callable[[Any], bool]] = {

@@ -111,6 +111,13 @@ def test_nothing_found_is_exit_status_0(program):
     assert (result.exit_code, "nothing found" in result.stdout) == (0, True)
 
 
+def test_a_variable_that_is_nothing_an_audit_takes_is_left_alone_with_a_word(program):
+    program.write_text(PROGRAM + "rows = 4\ninputs = {'x': x}.values()\n")
+    report = audit_target(f"{program}:fixed", vary="restart", backend="emulated")
+    assert report.notes[-1] == "rows is not what an audit takes by that name: it was left alone"
+    assert [found.kind for found in report.findings] == ["stale-input"]  # of a dict's values as of a list
+
+
 def test_a_step_whose_inputs_nobody_changed_is_not_called_clean_without_a_word(program):
     program.write_text(PROGRAM.replace("def vary", "def other"))
     warning = "no vary(): the inputs did not change, so what is frozen cannot show"

@@ -952,20 +952,24 @@ def test_what_has_no_memory_of_its_own_is_held_beside_the_step(kind, has_twin, d
 @pytest.mark.parametrize(
     "held, made",
     [
-        ([0, 3, 9], [0, 1]),
+        ([0, 3, 9], [0, 3]),
         ([5, 6, 8], [5, 6]),
-        ([4, 4, 4], [0, 1]),
+        ([4, 4, 4], [0, 4]),
         ([0, 0, 0], [0, 0]),
-        ([-1, 2, 2], [0, 1]),
-        ([-2, -1, -1], [-1, -1]),
+        ([-1, 2, 2], [0, 2]),
+        ([-2, -1, -1], [0, 0]),
+        ([[2, 128], [2, 256], [7, 7]], [[2, 7], [7, 128]]),
+        (3, [0, 3]),
     ],
 )
 def test_integers_stay_among_what_a_tensor_holds(held, made, device):
     """They may be indices, and on a GPU one that leads nowhere ends the process."""
     for which, value in zip(PATTERNS, made, strict=True):
         tensor = torch.tensor(held, device=device)
-        put_pattern(tensor, np.array([False, False, True]), which)
-        assert tensor.tolist() == [*held[:2], value]
+        mask = np.zeros(tensor.shape, bool)
+        mask[-1 if tensor.dim() else ()] = True
+        put_pattern(tensor, mask, which)
+        assert tensor.tolist() == ([*held[:2], value] if tensor.dim() else value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NumPy writes to the host's memory alone")

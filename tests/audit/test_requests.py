@@ -764,3 +764,107 @@ def test_what_differs_at_a_later_request_has_its_cause(make, device, backend):
     step, vary, expected = make(device)
     report = audit(step, vary=vary, backend=backend)
     assert [(f.kind, f.subject) for f in report.findings][:1] == [expected], str(report)
+
+
+@pytest.mark.parametrize("is_leaking", [False, True])
+def test_what_the_audit_puts_into_an_input_is_no_result(is_leaking, device, backend):
+    """Of a step that returns nothing: half of an input is not used, and nobody refreshes that."""
+    x, out = torch.rand(4, 8, device=device), torch.zeros(4, device=device)
+
+    def step():
+        out.copy_((x if is_leaking else x[:, :4]).sum(1))
+
+    report = audit(step, vary=lambda: x[:, :4].add_(1), inputs=[x], backend=backend)
+    assert [found.kind for found in report.findings] == ["stale-input"] * is_leaking
+
+
+@pytest.mark.parametrize("with_twin", [False, True])
+def test_of_slots_nobody_knows_which_are_real(with_twin, device, backend):
+    """Padding is written to slot 0, which no request has."""
+
+    def make():
+        s = SimpleNamespace(
+            x=torch.rand(4, 3, device=device), pool=torch.zeros(16, 3, device=device), n=4, turn=0
+        )
+        s.slots = torch.arange(1, 5, device=device)
+
+        def step():
+            s.pool[s.slots] = s.x * 2
+
+        def vary():
+            s.turn, s.n = s.turn + 1, 2 + s.turn % 2
+            s.x[: s.n].add_(s.turn)
+            s.slots[: s.n].copy_(torch.arange(s.n) + 4 + s.turn)
+            s.slots[s.n :].zero_()
+
+        return SimpleNamespace(step=step, vary=vary, rows=lambda: s.n)
+
+    own = make()
+    twin = {"twin": make} if with_twin else {}
+    report = audit(own.step, vary=own.vary, rows=own.rows, backend=backend, **twin)
+    assert not report.findings, str(report)
+    told = "the step returns nothing, and writes nothing of as many rows as"
+    assert any(note.startswith(told) for note in report.notes), report.notes
+
+
+def test_an_input_of_another_length_than_the_results_has_no_padded_rows(device, backend):
+    """Where each request begins and ends: one more than there are requests, and the last one is forgotten."""
+    x, ends = torch.rand(4, device=device), torch.arange(5, device=device)
+
+    def vary():
+        x.add_(1)
+        ends[:3].copy_(torch.tensor([0, 2, 3]))
+
+    def step():
+        return x + (ends[1:] - ends[:-1])
+
+    report = audit(step, vary=vary, rows=lambda: 3, inputs=[ends], backend=backend)
+    assert [(found.kind, found.subject) for found in report.findings] == [("stale-input", "ends")]
+
+
+@pytest.mark.parametrize("nobodys", [0.0, -1.0])
+def test_a_number_that_clears_rows_marks_those_that_nobody_has_had(nobodys, device, backend):
+    """Batches shrink before they grow, and what was used alone is cleared."""
+    sizes = iter((3, 2, 4, 3, 5, 1))
+    s = SimpleNamespace(n=5)
+    x, mask = torch.zeros(8, 3, device=device), torch.full((8,), nobodys, device=device)
+    x[:5], mask[:5] = torch.rand(5, 3), 1.0
+
+    def step():
+        is_real = (mask > 0)[:, None]
+        return torch.where(is_real, x - torch.where(is_real, x, 0.0).sum(0) / is_real.sum(), 0.0)
+
+    def vary():
+        before, s.n = s.n, next(sizes)
+        x[: s.n].copy_(torch.rand(s.n, 3))
+        mask[: s.n].fill_(1.0)
+        mask[s.n : before].fill_(nobodys)
+
+    report = audit(step, vary=vary, rows=lambda: s.n, backend=backend)
+    assert not report.findings, str(report)
+
+
+def test_what_was_not_compared_or_asked_is_told(device, backend):
+    s = SimpleNamespace(rows=2, scale=1.0)
+    x, ids = torch.rand(4, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    table, other = torch.rand(3, device=device), torch.rand(8, device=device)
+
+    def vary():
+        s.scale += 1
+        x[: s.rows or 1].add_(1)
+        ids[:1].copy_(torch.zeros(1, dtype=torch.int64))
+
+    def step():
+        return x * table[ids], other[2:] * s.scale, other * s.scale
+
+    def notes(**given):
+        return "\n".join(audit(step, vary=vary, backend=backend, **given).notes)
+
+    told = notes(rows=lambda: s.rows, inputs=[ids, torch.rand(3, device=device)])
+    assert "the step returns tensors of 4 and 6 and 8 rows: of each the first 2 were compared" in told
+    assert "ids holds zeros alone, and may be an index" in told
+    assert "an input of shape [3] is not what the step holds now" in told
+    s.rows = 0
+    told = notes(rows=lambda: s.rows)
+    assert "rows() has told that none is real" in told
+    assert "frozen, with the same first 0 rows of the result: s.scale" in told

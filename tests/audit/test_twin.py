@@ -2181,3 +2181,19 @@ def test_that_two_replays_differ_anyway_is_not_laid_to_memory_that_nobody_wrote(
 
     with pytest.raises(AuditError, match="cannot be repeated: other results each time"):
         audit(step, vary=lambda: held.x.add_(1.0), backend=backend)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a file is the host's memory")
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_a_file_that_nobody_may_write_is_let_be(tmp_path):
+    """An engine's weights, mapped: to write them back, as they are, would end the process."""
+    path = tmp_path / "weights.bin"
+    np.arange(4, dtype=np.float32).tofile(path)
+
+    def make():
+        x = torch.ones(4)
+        weight = torch.from_numpy(np.memmap(path, np.float32, "r"))
+        return SimpleNamespace(step=lambda: x * weight, vary=lambda: x.add_(1))
+
+    own = make()
+    assert not audit(own.step, vary=own.vary, twin=make, backend="emulated").findings
