@@ -469,7 +469,7 @@ def _unsteady(first: Trace, second: Trace) -> dict[Place | None, tuple[str, bool
 
 def _findings(evidence: Evidence) -> list[Finding]:
     """Ask the kinds in their order. Each sees what those before it have found."""
-    is_told = False
+    is_told, leaks = False, list[Finding]()
     for group in ORDER:
         asked = {"always": True, "differ": bool(evidence.differs), "nothing": not evidence.is_explained}
         # Causes last: they ask for passes, and what these leave others would see.
@@ -485,9 +485,12 @@ def _findings(evidence: Evidence) -> list[Finding]:
                 is_told = True
             new = [one for one in new if one.kind not in OF_GRAPHS]
         evidence.found += new
+        leaks += [one for one in new if one.kind == padding_leak.KIND] if padding_leak in group else []
         if evidence.is_explained and group is ORDER[0]:
             break
-    evidence.found.sort(key=evidence.hangs_on_idle)
+    # A graph may read padding for what it does wrong, like a number of rows that is frozen.
+    is_graphs = any(one.kind in OF_GRAPHS for one in evidence.found)
+    evidence.found.sort(key=lambda one: (evidence.hangs_on_idle(one), is_graphs and one in leaks))
     evidence.passes.notes += _notes(evidence)
     return evidence.found
 

@@ -33,7 +33,7 @@ def find(evidence: Evidence) -> Findings:
     """Asked where it is said how many rows are real: what `vary` left behind them is given two patterns."""
     if (rows := evidence.passes.num_rows) is None:
         return
-    for part in depends(evidence, dict(enumerate(_behind(evidence, rows))), rows):
+    for part in depends(evidence, dict(enumerate(_behind(evidence, rows))), rows, are_real=False):
         text = f"the first {rows} rows of the result change with what rows {rows} and up of it hold"
         text += ", NaN or a number, and nobody has written those for this step"
         at, place = evidence.user(part.tensor)

@@ -70,9 +70,11 @@ def of_zeros(evidence: Evidence, part: Part) -> Iterator[str]:
         yield f"{name} holds zeros alone, and may be an index: what another number does there was not asked"
 
 
-def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> list[Part]:
+def depends(
+    evidence: Evidence, parts: Mapping[int, Part], rows: int | None, *, are_real: bool = True
+) -> list[Part]:
     """Those of the parts with which the first rows of the replayed result change, between two patterns or one
-    and what is there."""
+    and what is there. Where nobody knows which rows those are, all count if the parts `are_real`."""
     passes = evidence.passes
 
     def result(group: Set[int], which: int) -> dict[object, torch.Tensor]:
@@ -83,7 +85,10 @@ def depends(evidence: Evidence, parts: Mapping[int, Part], rows: int | None) -> 
         results = passes.run(before=fill, writes=[parts[n].tensor for n in group]).results
         first = results.first()
         if rows is not None and not results.returned:
-            first = rows_of(first, sizes)
+            made = rows_of(first, sizes)
+            if not made and are_real:
+                return first
+            first = made
         return {key: value[:rows] if value.dim() else value for key, value in first.items()}
 
     def shows(group: Set[int]) -> bool:

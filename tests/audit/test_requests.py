@@ -868,3 +868,29 @@ def test_what_was_not_compared_or_asked_is_told(device, backend):
     told = notes(rows=lambda: s.rows)
     assert "rows() has told that none is real" in told
     assert "frozen, with the same first 0 rows of the result: s.scale" in told
+
+
+def test_what_a_step_writes_may_have_no_rows_and_show_an_input_all_the_same(device, backend):
+    """Its rows, one behind the other: positions that nobody refreshes."""
+    x, positions = torch.rand(4, 3, device=device), torch.ones(4, device=device)
+    out = torch.zeros(12, device=device)
+
+    def step():
+        out.copy_((x + positions[:, None]).flatten())
+
+    report = audit(step, vary=lambda: x.add_(1), rows=lambda: 3, inputs=[x, positions], backend=backend)
+    assert [(found.kind, found.subject) for found in report.findings] == [("stale-input", "positions")]
+
+
+def test_a_graph_that_reads_padding_for_a_number_that_froze_is_told_that_first(device, backend):
+    s = SimpleNamespace(n=5)
+    x = torch.rand(8, 3, device=device)
+
+    def vary():
+        s.n = s.n % 4 + 1
+        x[: s.n].add_(1)
+
+    report = audit(lambda: x - x[: s.n].mean(0), vary=vary, rows=lambda: s.n, backend=backend)
+    kinds = [found.kind for found in report.findings]
+    assert kinds[0] == "frozen-host-value", str(report)
+    assert "padding-leak" in kinds
