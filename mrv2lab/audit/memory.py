@@ -162,6 +162,7 @@ class RowsWritten:
         self.earlier = np.zeros(shape, dtype=bool)  # in a request before the last one
         self.now = np.zeros(shape, dtype=bool)
         self.cleared = np.zeros(shape, dtype=bool)  # behind the real rows, and in none of those since
+        self._has_led = True  # in each request that has written
         self.marks = set[float]()  # numbers with which a request has cleared what it did
 
     def is_of(self, tensor: torch.Tensor) -> bool:
@@ -171,6 +172,7 @@ class RowsWritten:
         """Of one more request, in which so many rows are real."""
         self.earlier |= self.now
         self.now = written.copy()
+        self._has_led &= self._is_led(rows) or not written.any()
         if (tensor := self._tensor()) is not None and tensor.dtype.is_floating_point:
             there = clone(tensor)[rows:][torch.from_numpy(written[rows:])].double().unique()
             self.marks |= set(there.tolist() if len(there) == 1 else ())
@@ -178,8 +180,11 @@ class RowsWritten:
         self.cleared[:rows] &= ~written[:rows]
 
     def leads(self, rows: int) -> bool:
-        """Whether what was written last are the first rows, one after the other, and as many as are real: not
-        a slot or a block of a pool, or one place of a ring."""
+        """Whether what was written, each time, are the first rows, one after the other, and as many as were
+        real: not a slot or a block of a pool, or one place of a ring."""
+        return self._has_led and self._is_led(rows)
+
+    def _is_led(self, rows: int) -> bool:
         in_row = [bool(row.any()) for row in self.now]
         num_first = next((number for number, is_written in enumerate(in_row) if not is_written), len(in_row))
         return num_first >= max(1, min(rows, len(in_row))) and not any(in_row[num_first:])

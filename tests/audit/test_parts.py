@@ -711,7 +711,7 @@ def test_an_audit_costs_a_few_captures(backend):
     assert large - first < 4.3 * (small - first)
     same = Chain(400, device_of("emulated"))  # where a capture is Python all through
     unit = calls(lambda: capture(same.step, backend="emulated").replay())
-    assert large - first < 7 * unit  # most of it are the requests behind the first
+    assert large - first < 5 * unit  # most of it are the requests behind the first
 
 
 @pytest.mark.gpu

@@ -894,3 +894,16 @@ def test_a_graph_that_reads_padding_for_a_number_that_froze_is_told_that_first(d
     kinds = [found.kind for found in report.findings]
     assert kinds[0] == "frozen-host-value", str(report)
     assert "padding-leak" in kinds
+
+
+def test_a_ring_is_none_where_it_begins_again_either(device, backend):
+    """One request, and a window of the last four inputs that `vary` writes one behind the other."""
+    s = SimpleNamespace(at=0)
+    ring, weight = torch.rand(4, 3, device=device), torch.rand(3, 3, device=device)
+
+    def vary():
+        s.at += 1
+        ring[s.at % 4].copy_(torch.rand(3))
+
+    report = audit(lambda: (ring.mean(0) @ weight)[None], vary=vary, rows=lambda: 1, backend=backend)
+    assert not report.findings, str(report)
