@@ -9,9 +9,10 @@ further ones: zero, the largest and the lowest number, none at all.
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import nan
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -189,9 +190,19 @@ class RowsWritten:
         num_first = next((number for number, is_written in enumerate(in_row) if not is_written), len(in_row))
         return num_first >= max(1, min(rows, len(in_row))) and not any(in_row[num_first:])
 
-    def has_cleared(self, rows: int) -> bool:
-        """Whether all that lies behind the real rows has been written there, since those were real."""
-        return bool((self.now | self.cleared)[rows:].all())
+    def has_cleared(self, tensor: torch.Tensor, rows: int, sizes: Set[int]) -> bool:
+        """Whether all that lies behind the real rows has been written there, since those were real, or is as
+        if it had been."""
+        return bool((self.now | self.cleared | self._marked(tensor, rows, sizes))[rows:].all())
+
+    def _marked(self, tensor: torch.Tensor, rows: int, sizes: Set[int]) -> np.ndarray:
+        """Rows that nobody has had, and which hold what `vary` clears with, where it clears all others."""
+        cleared = self.now | self.cleared
+        is_of_rows = not sizes or len(tensor) in sizes
+        if not (self.marks and is_of_rows) or (self.earlier & ~cleared)[rows:].any():
+            return np.zeros_like(cleared)
+        marked: np.ndarray = np.isin(clone(tensor).double().numpy(), [*self.marks])
+        return marked & ~(cleared | self.earlier)
 
     def behind(self, tensor: torch.Tensor, rows: int, sizes: Set[int]) -> np.ndarray:
         """What may hold anything behind the real rows, where results have so many rows in all (`sizes`).
@@ -209,10 +220,7 @@ class RowsWritten:
         left[:rows] = False
         if not left.any():
             return left
-        if self.marks:
-            marked = np.isin(clone(tensor).double().numpy(), [*self.marks])
-            left &= self.earlier | ~marked
-        left &= ~is_infinite(tensor)
+        left &= ~(is_infinite(tensor) | self._marked(tensor, rows, sizes))
         return left
 
 
@@ -290,7 +298,19 @@ class Saved:
 
 def _holds(tensor: torch.Tensor, content: torch.Tensor) -> bool:
     """Whether it has the bits of a copy that was made of it."""
-    return not has_memory(tensor) or not bool(_differs(content, clone(tensor)).any())
+    if not has_memory(tensor):
+        return True
+    is_like = (tensor.shape, tensor.dtype) == (content.shape, content.dtype)
+    return is_like and not bool(_differs(content, clone(tensor)).any())
+
+
+def unwritable() -> list[range]:
+    """Memory that this process may not write, like a file that is mapped to be read. Linux tells."""
+    with suppress(OSError):
+        told = (line.split(maxsplit=2) for line in Path("/proc/self/maps").read_text().splitlines())
+        ends = (at.split("-") for at, may, *_ in told if "w" not in may)
+        return [range(int(begin, 16), int(end, 16)) for begin, end in ends]
+    return []
 
 
 def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -309,7 +329,7 @@ def put_pattern(tensor: torch.Tensor, mask: np.ndarray, which: int, is_known: bo
     the process."""
     value = pattern(tensor.dtype, which)
     if is_known and is_integer(tensor):
-        put_where(tensor, mask, torch.from_numpy(_held(clone(tensor).numpy(), bool(value))))
+        put_where(tensor, mask, torch.from_numpy(known_numbers(clone(tensor).numpy())[bool(value)]))
     else:
         put_where(tensor, mask, torch.full((), value, dtype=tensor.dtype))
 
@@ -319,16 +339,16 @@ def is_integer(tensor: torch.Tensor) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def _held(rows: np.ndarray, is_second: bool) -> np.ndarray:
-    """Of each column the least number that is none below 0, or the one behind it; where there is but one of
+def known_numbers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each column the least number that is none below 0, and the one behind it; where there is but one of
     them, 0 and that."""
     most = np.iinfo(rows.dtype).max  # stands for none
     rows = np.atleast_1d(rows)
     least = np.where(rows < 0, most, rows).min(axis=0)
     behind = np.where(rows > least, rows, most).min(axis=0)
-    one = behind == most
-    first, second = np.where(one, 0, least), np.where(one, np.where(least == most, 0, least), behind)
-    return np.asarray(second if is_second else first, dtype=rows.dtype)
+    is_one = behind == most
+    first, second = np.where(is_one, 0, least), np.where(is_one, np.where(least == most, 0, least), behind)
+    return np.asarray(first, rows.dtype), np.asarray(second, rows.dtype)
 
 
 def put_where(tensor: torch.Tensor, mask: np.ndarray, content: torch.Tensor) -> None:

@@ -60,7 +60,8 @@ def unasked(evidence: Evidence) -> Iterator[str]:
     for part in parts:
         yield from of_zeros(evidence, part)
     known = ((tensor, passes.rows_written.of(tensor)) for tensor in passes.views() if len(tensor) > rows)
-    leading = [(tensor, one) for tensor, one in known if one and one.leads(rows) and one.has_cleared(rows)]
+    written, lens = ((tensor, one) for tensor, one in known if one and one.leads(rows)), passes.row_counts
+    leading = [(tensor, one) for tensor, one in written if one.has_cleared(tensor, rows, lens)]
     # Integers may say that a row is nobody's, and so may an infinity.
     inputs = (
         t for t, _ in leading if not is_asked or (t.dtype.is_floating_point and not is_infinite(t).any())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.memory import clone, is_integer, put_pattern, storage_of
+from mrv2lab.audit.memory import clone, is_integer, known_numbers, put_pattern, storage_of, unwritable
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import is_off
 from mrv2lab.audit.unwritten_read import responsible
@@ -43,11 +43,12 @@ def _not_refreshed(evidence: Evidence, rows: int | None) -> Iterator[Part]:
     """What `vary` did not write, of the real rows of named inputs."""
     passes = evidence.passes
     reached = {storage_of(tensor) for _, tensor in evidence.named}  # the others `vary` has bound anew
+    reached -= {at for at in reached if any(at in span for span in unwritable())}
     for tensor in filter(passes.session.on_device, passes.engine.inputs):
         shadow = passes.refreshed.get(storage_of(tensor)) if storage_of(tensor) in reached else None
         if shadow is not None and (written := shadow.view(tensor)) is not None:
             mask = np.array(~written)
-            if mask.ndim and rows is not None and len(tensor) in (passes.row_counts or {len(tensor)}):
+            if mask.ndim and rows is not None and len(tensor) in (passes.row_counts - {1} or {len(tensor)}):
                 mask[rows:] = False  # padding; what is as long as something else has no such rows
             yield Part(tensor, mask, bool(written.any()))
 
@@ -55,19 +56,21 @@ def _not_refreshed(evidence: Evidence, rows: int | None) -> Iterator[Part]:
 def unasked(evidence: Evidence) -> Iterator[str]:
     """Words for named inputs of which nothing could be asked."""
     reached = {storage_of(tensor) for _, tensor in evidence.named}
-    for tensor in evidence.passes.engine.inputs:
-        if storage_of(tensor) not in reached:
+    for tensor in filter(evidence.session.on_device, evidence.passes.engine.inputs):
+        if tensor.numel() and storage_of(tensor) not in reached:
             called = f"an input of shape {list(tensor.shape)}"
-            yield f"{called} is not what the step holds now, so it was not asked who refreshes it"
+            yield f"{called} is nothing that the step reaches now, so it was not asked who refreshes it"
     for part in _not_refreshed(evidence, evidence.passes.num_rows):
         yield from of_zeros(evidence, part)
 
 
 def of_zeros(evidence: Evidence, part: Part) -> Iterator[str]:
     """Words for integers of which no other number is known that may stand there."""
-    if part.is_partly and part.mask.any() and is_integer(part.tensor) and not clone(part.tensor).any():
-        name = evidence.view_called(part.tensor)
-        yield f"{name} holds zeros alone, and may be an index: what another number does there was not asked"
+    if part.is_partly and part.mask.any() and is_integer(part.tensor):
+        held = clone(part.tensor).numpy()
+        if not any(((held != known) & part.mask).any() for known in known_numbers(held)):
+            name = evidence.view_called(part.tensor)
+            yield f"{name} holds zeros there, and may be an index: what another number does was not asked"
 
 
 def depends(

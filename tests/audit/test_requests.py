@@ -842,6 +842,21 @@ def test_a_number_that_clears_rows_marks_those_that_nobody_has_had(nobodys, devi
 
     report = audit(step, vary=vary, rows=lambda: s.n, backend=backend)
     assert not report.findings, str(report)
+    assert any(note.startswith("vary() has written mask behind its") for note in report.notes)
+
+
+def test_one_row_that_is_cleared_marks_no_others(device, backend):
+    """A guard row: rows that requests have had hold what they have left there."""
+    sizes, s = iter((5, 2, 4, 3, 5, 1)), SimpleNamespace(n=8)
+    x = torch.zeros(8, 3, device=device)
+
+    def vary():
+        s.n = next(sizes)
+        x[: s.n].copy_(-torch.rand(s.n, 3))
+        x[s.n : s.n + 1].zero_()
+
+    report = audit(lambda: x - x.amax(0), vary=vary, rows=lambda: s.n, backend=backend)
+    assert [(found.kind, found.subject) for found in report.findings] == [("padding-leak", "x")]
 
 
 def test_what_was_not_compared_or_asked_is_told(device, backend):
@@ -862,8 +877,8 @@ def test_what_was_not_compared_or_asked_is_told(device, backend):
 
     told = notes(rows=lambda: s.rows, inputs=[ids, torch.rand(3, device=device)])
     assert "the step returns tensors of 4 and 6 and 8 rows: of each the first 2 were compared" in told
-    assert "ids holds zeros alone, and may be an index" in told
-    assert "an input of shape [3] is not what the step holds now" in told
+    assert "ids holds zeros there, and may be an index" in told
+    assert "an input of shape [3] is nothing that the step reaches now" in told
     s.rows = 0
     told = notes(rows=lambda: s.rows)
     assert "rows() has told that none is real" in told
@@ -907,3 +922,46 @@ def test_a_ring_is_none_where_it_begins_again_either(device, backend):
 
     report = audit(lambda: (ring.mean(0) @ weight)[None], vary=vary, rows=lambda: 1, backend=backend)
     assert not report.findings, str(report)
+
+
+def test_one_row_for_all_is_no_number_of_rows(device, backend):
+    """All real rows of the input are refreshed, and the result is their sum, without padding."""
+    s = SimpleNamespace(n=2)
+    x, mask = torch.zeros(8, 3, device=device), torch.zeros(8, device=device)
+    x[:2], mask[:2] = 1.0, 1.0
+
+    def step():
+        return torch.where(mask[:, None] > 0, x, 0.0).sum(0, keepdim=True)
+
+    report = audit(step, vary=lambda: x[:2].add_(1), rows=lambda: s.n, inputs=[x], backend=backend)
+    assert not report.findings, str(report)
+
+
+def test_of_a_column_of_zeros_it_is_told_that_nothing_was_asked(device, backend):
+    table, x = torch.tensor([[0, 5], [0, 6]], device=device), torch.rand(2, 2, device=device)
+
+    def vary():
+        x.add_(1)
+        table[:, 1].add_(1)
+
+    report = audit(lambda: x * (1 + table[:, :1]), vary=vary, inputs=[table], backend=backend)
+    assert report.notes[-1].startswith("table holds zeros there, and may be an index")
+
+
+def test_a_step_may_let_go_of_what_it_has_written(device, backend):
+    """What is put back has another size by then."""
+    x, kept = torch.ones(4, device=device), torch.zeros(4, device=device)
+
+    def step():
+        if not kept.numel():
+            kept.data = torch.zeros(4, device=device)
+        kept.add_(x)
+        y = x * 2
+        kept.resize_(0)
+        return y
+
+    def reset():
+        kept.data = torch.zeros(4, device=device)
+
+    report = audit(step, vary=lambda: x.add_(1), reset=reset, backend=backend)
+    assert report.findings

@@ -2186,14 +2186,22 @@ def test_that_two_replays_differ_anyway_is_not_laid_to_memory_that_nobody_wrote(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a file is the host's memory")
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_a_file_that_nobody_may_write_is_let_be(tmp_path):
-    """An engine's weights, mapped: to write them back, as they are, would end the process."""
+    """An engine's weights, mapped: to write them back, as they are, would end the process. So it would to
+    move them by an ulp, where a result differs by what rounding may do."""
     path = tmp_path / "weights.bin"
-    np.arange(4, dtype=np.float32).tofile(path)
+    np.arange(4, dtype=np.float16).tofile(path)
 
     def make():
-        x = torch.ones(4)
-        weight = torch.from_numpy(np.memmap(path, np.float32, "r"))
-        return SimpleNamespace(step=lambda: x * weight, vary=lambda: x.add_(1))
+        s, x = SimpleNamespace(scale=1.0), torch.ones(4, dtype=torch.float16)
+        weight = torch.from_numpy(np.memmap(path, np.float16, "r"))
+
+        def vary():
+            s.scale += 1e-3
+            x.add_(1)
+
+        return SimpleNamespace(step=lambda: (x * weight * s.scale).softmax(0), vary=vary, weight=weight)
 
     own = make()
-    assert not audit(own.step, vary=own.vary, twin=make, backend="emulated").findings
+    given = {"inputs": [own.weight], "twin": make}
+    report = audit(own.step, vary=own.vary, backend="emulated", **given)
+    assert any("s.scale" in f"{one}" for one in (*report.findings, *report.notes)), str(report)
