@@ -210,6 +210,7 @@ class Lines:
         self.anchors = [code for code in codes if code is not None]  # few: hashes of code are slow
         self._calls: list[_Call] = []
         self._is_users = functools.cache(is_users)
+        self._foreign: dict[int, CodeType] = {}  # functions that are not, by id: hashes of code are slow
         self.most, self._num_lines = MAX_LINES, 0
         self._imports = 0
 
@@ -310,7 +311,11 @@ class Lines:
     # ---- by sys.settrace ----
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not self._is_users(frame.f_code) or self.paused or self._imports:
+        code = frame.f_code
+        if id(code) in self._foreign or self.paused or self._imports:
+            return None
+        if not self._is_users(code):
+            self._foreign[id(code)] = code
             return None
         if frame.f_code.co_name == _IMPORT:
             self._imports += 1
