@@ -304,13 +304,15 @@ def _holds(tensor: torch.Tensor, content: torch.Tensor) -> bool:
     return is_like and not bool(_differs(content, clone(tensor)).any())
 
 
-def unwritable() -> list[range]:
-    """Memory that this process may not write, like a file that is mapped to be read. Linux tells."""
+def writable(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Without those of the host's memory that this process may only read, like a file that is mapped so.
+    Linux tells; what it keeps free there, as for a GPU's memory, may not be read either."""
+    closed = list[range]()
     with suppress(OSError):
         told = (line.split(maxsplit=2) for line in Path("/proc/self/maps").read_text().splitlines())
-        ends = (at.split("-") for at, may, *_ in told if "w" not in may)
-        return [range(int(begin, 16), int(end, 16)) for begin, end in ends]
-    return []
+        ends = (at.split("-") for at, may, *_ in told if may.startswith("r-"))
+        closed = [range(int(begin, 16), int(end, 16)) for begin, end in ends]
+    return [t for t in tensors if t.is_cuda or not any(storage_of(t) in span for span in closed)]
 
 
 def put(contents: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -45,7 +45,7 @@ from mrv2lab.audit.memory import (
     storage_of,
     strides,
     unseen_writes,
-    unwritable,
+    writable,
 )
 from mrv2lab.audit.order import Order
 from mrv2lab.audit.recorder import Capture, Recorder, Session
@@ -495,9 +495,7 @@ class Passes:
         if passed is not None:
             recorder.trace.lines.passed = partial(passed, recorder)
         kept = self._poison_kept(poisoned or NONE, which)
-        closed = unwritable() if nudged else []
-        may_be = (one for one in self.static() if not any(storage_of(one) in span for span in closed))
-        small = [tensor for tensor in may_be if tensor.numel() <= _FEW] if nudged else []
+        small = [t for t in writable(self.static()) if t.numel() <= _FEW] if nudged else []
         # What its own graphs write no op tells. They are those that were replayed when it was made ready.
         own = self.captures if self.engine.is_one and self.made.trace.replayed() else ()
         written = Saved(tensor for one in own for tensor in one.written)

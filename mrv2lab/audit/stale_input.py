@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mrv2lab.audit.evidence import Evidence, Findings
-from mrv2lab.audit.memory import clone, is_integer, known_numbers, put_pattern, storage_of, unwritable
+from mrv2lab.audit.memory import clone, is_integer, known_numbers, put_pattern, storage_of, writable
 from mrv2lab.audit.report import Finding
 from mrv2lab.audit.results import is_off
 from mrv2lab.audit.unwritten_read import responsible
@@ -43,8 +43,7 @@ def _not_refreshed(evidence: Evidence, rows: int | None) -> Iterator[Part]:
     """What `vary` did not write, of the real rows of named inputs."""
     passes = evidence.passes
     reached = {storage_of(tensor) for _, tensor in evidence.named}  # the others `vary` has bound anew
-    reached -= {at for at in reached if any(at in span for span in unwritable())}
-    for tensor in filter(passes.session.on_device, passes.engine.inputs):
+    for tensor in writable(filter(passes.session.on_device, passes.engine.inputs)):
         shadow = passes.refreshed.get(storage_of(tensor)) if storage_of(tensor) in reached else None
         if shadow is not None and (written := shadow.view(tensor)) is not None:
             mask = np.array(~written)

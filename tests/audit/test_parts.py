@@ -1,6 +1,7 @@
 """The parts of an audit, one by one."""
 
 import collections
+import ctypes
 import functools
 import gc
 import json
@@ -34,7 +35,7 @@ from mrv2lab.audit import (
 from mrv2lab.audit.atoms import MISSING, atoms_at, attribute, cpu_is_host, statements_at, summary
 from mrv2lab.audit.kernel_source import of_launch, use_of
 from mrv2lab.audit.lines import Lines, Positions, is_users, same
-from mrv2lab.audit.memory import Cells, Saved, Shadow, put_pattern
+from mrv2lab.audit.memory import Cells, Saved, Shadow, put_pattern, writable
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import AuditReport, once
 from mrv2lab.audit.results import Results, apart, is_off, padding_cut, unlike
@@ -970,6 +971,21 @@ def test_integers_stay_among_what_a_tensor_holds(held, made, device):
         mask[-1 if tensor.dim() else ()] = True
         put_pattern(tensor, mask, which)
         assert tensor.tolist() == ([*held[:2], value] if tensor.dim() else value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that tells")
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_what_may_only_be_read_is_told_from_what_is_kept_free(tmp_path, device):
+    """A GPU's memory has addresses that the host keeps free: nobody may read there, and a GPU may write."""
+    np.ones(4, np.float32).tofile(tmp_path / "weights")
+    mapped = torch.from_numpy(np.memmap(tmp_path / "weights", np.float32, "r"))
+    own = torch.ones(4, device=device)
+    assert writable([own, mapped]) == [own]
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    free = libc.mmap(None, ctypes.c_size_t(4096), 0, 0x22, -1, ctypes.c_long(0))  # private, of no file
+    kept = torch.frombuffer((ctypes.c_byte * 4096).from_address(free), dtype=torch.uint8)
+    assert writable([kept]) == [kept]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NumPy writes to the host's memory alone")
