@@ -39,11 +39,13 @@ from mrv2lab.audit.passes import (
     at_line,
     contents,
     draw_again,
+    drawn_next,
+    is_nameless,
     nothing,
     replay,
 )
 from mrv2lab.audit.recorder import FILLS, Session, entered
-from mrv2lab.audit.report import KEPT, NO_SIGN, AuditReport, Finding, Place, once
+from mrv2lab.audit.report import KEPT, NO_SIGN, NOT_COMPARED, AuditReport, Finding, Place, once
 from mrv2lab.audit.results import Comparison, Results, agree
 from mrv2lab.audit.trace import Trace
 from mrv2lab.audit.twin import alone
@@ -248,7 +250,9 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
         draw_again(passes.drawn_for_twins)
     num_nodes = sum(len(session.nodes(one.graph)) for one in passes.captures if one.graph is not None)
     opaque, notes = tuple(session.opaque), tuple(passes.notes)
-    return AuditReport(passes.engine.name, session.backend, findings, num_nodes, opaque, notes=notes)
+    varied = sorted((path for path in passes.changed or () if not is_nameless(path)), key=len)
+    name = passes.engine.name
+    return AuditReport(name, session.backend, findings, num_nodes, opaque, notes=notes, changed=(*varied,))
 
 
 def _compared(passes: Passes) -> Iterator[Finding]:
@@ -298,7 +302,7 @@ def _later(evidence: Evidence) -> list[Finding]:
         try:
             found, is_doubtful, lines = _at_request(evidence, lines, known)
         except AuditError as error:
-            told = f"request {passes.num_varied} could not be compared: {str(error).splitlines()[0]}"
+            told = f"request {passes.num_varied} {NOT_COMPARED}: {str(error).splitlines()[0]}"
             passes.notes = [*notes, told] if not has_failed else notes
             has_failed = True  # the next one may be served again
             continue
@@ -421,7 +425,12 @@ def _evidence(
     three = run.results, eager.results, again.results
 
     def nudged(types: Set[torch.dtype], by_some: bool = False) -> tuple[Results, Set[torch.dtype]]:
-        moved = passes.eager(nudged=types, by_some=by_some)
+        drawn = drawn_next()
+        draw_again(eager.drawn)
+        try:
+            moved = passes.eager(nudged=types, by_some=by_some)
+        finally:
+            draw_again(drawn)
         if _does_other_work(moved.trace, eager.trace):
             raise AuditError("the step has gone on: an eager pass does other work each time")
         return moved.results, moved.watched.moved
@@ -548,7 +557,8 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         ask = "" if evidence.passes.engine.twin else _TWIN
         yield f"set by the step in Python, and by no replay: {named}{ask}"
     if path := _read_by_vary(evidence):
-        yield f"vary() reaches {path}, which the step binds anew and no replay does{_TWIN}"
+        ask = "" if evidence.passes.engine.twin else _TWIN
+        yield f"vary() reaches {path}, which the step binds anew and no replay does{ask}"
     is_asked = evidence.passes.engine.is_one and not any(f.kind == silent_eager.KIND for f in evidence.found)
     untaken = silent_eager.not_taken(evidence.eager) if is_asked else None
     if untaken and (place := evidence.session.positions.place(untaken)):
@@ -563,9 +573,10 @@ def _notes(evidence: Evidence) -> Iterator[str]:
 
 
 def _read_by_vary(evidence: Evidence) -> str | None:
-    """What an eager step has bound that `vary` can reach, where nothing was found and no twin is asked."""
+    """What an eager step has bound that `vary` can reach, where nothing was found, or by a twin alone."""
     engine, begin = evidence.passes.engine, evidence.passes.begin
-    if evidence.found or engine.twin is not None or not engine.is_one or engine.vary is nothing:
+    is_asked = bool(evidence.found) is (engine.twin is not None)
+    if not is_asked or evidence.differs or not engine.is_one or engine.vary is nothing:
         return None
     born, fresh = {at for one in evidence.captures for at in one.born}, evidence.eager_pass.watched.born
     for path, tensor in names.walk(names.Reachable(engine.vary)) if born else ():
@@ -671,7 +682,7 @@ def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None
     told = "the step cannot be repeated"
     if first.random:
         event = first.random[0]
-        raise AuditError(f"{told}: {event.name} draws random numbers at {first.place(event)}; {_DRAWN}")
+        raise NotRepeatable(f"{told}: {event.name} draws random numbers at {first.place(event)}; {_DRAWN}")
     for event in second.own():
         twin = first.get(event.key)
         if twin is None or twin.shapes != event.shapes:

@@ -91,7 +91,8 @@ def _as_prepared(evidence: Evidence, request: int, name: str) -> Findings:
     when = f"when request {request + 1} is prepared, and {name} is made of it"
     for at, found in (one for kind in (frozen_host_value, lost_kernel) for one in kind.find(both)):
         old, new = found.change or ("", "")
-        text = f"is {old!r} there, and {new!r} where all runs eagerly, " if found.change else ""
+        text = f"is {old!r} there, and {new!r}" if found.change else "is done less often there than"
+        text += " where all runs eagerly, "
         yield at, replace(found, kind=left_behind.KIND, evidence=text + when)
         return
     if (first := next(parted(mine, theirs), None)) is not None:

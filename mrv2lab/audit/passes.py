@@ -16,7 +16,7 @@ know more asks for further passes, which are made with `run`, `eager` and `in_a_
 import gc
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,9 +116,9 @@ class Pass(NamedTuple):
     results: Results
     left: dict[str, Any]  # numbers and texts in Python's own objects, by path
     raised: AuditError | None = None  # by what it replayed
-    began: Mapping[str, Any] = MappingProxyType(
-        {}
-    )  # as `left`, when the step began, where there is a reset before it
+    # as `left`, when the step began, where there is a reset before it
+    began: Mapping[str, Any] = MappingProxyType({})
+    drawn: Iterable[tuple[Callable[[Any], Any], Any]] = ()  # of an eager pass: as `drawn_next` when it began
 
     @property
     def trace(self) -> Trace:
@@ -316,7 +316,7 @@ class Passes:
         self.is_rewound = not others and self._makes_the_same()
         if undone and not self.is_rewound:
             others = others or ["input behind another step"]
-            named = ([path for path in some if not _is_nameless(path)] or some for some in (undone, others))
+            named = ([path for path in some if not is_nameless(path)] or some for some in (undone, others))
             told, other = (", ".join(some[:3]) for some in named)
             text = f"reset() undoes what vary() has changed ({told}), {NO_SIGN}"
             self.notes.append(f"{text}; behind it vary() makes another {other} each time")
@@ -337,7 +337,7 @@ class Passes:
             finally:
                 self.num_varied = 1
                 self._fresh()
-            read = [path for path in made[0] if _is_nameless(path)]
+            read = [path for path in made[0] if is_nameless(path)]
             return all(is_alike(made[0][path], made[1].get(path)) for path in read)
         return True
 
@@ -353,7 +353,7 @@ class Passes:
         """Whether a step may read what is reached by a path: a tensor, or what one of its lines names."""
         traces = [trace for one in self.captures for trace in (one.warm_up, one.trace)]
         atoms = (atom for trace in traces for at in trace.values for atom in self.session.positions.atoms(at))
-        return isinstance(value, tuple) or _is_nameless(path) or any(atom.leads_to(path) for atom in atoms)
+        return isinstance(value, tuple) or is_nameless(path) or any(atom.leads_to(path) for atom in atoms)
 
     def _border(self) -> AbstractContextManager[object]:
         return Border(is_open=True) if self.session.backend == "emulated" else nullcontext()
@@ -413,18 +413,36 @@ class Passes:
 
     def overwritten(self, step: Callable[[], Any], num_steps: int, written: list[Written]) -> list[str]:
         """Parts of a step's result that later steps write: they lose the pattern they were given. What the
-        step has written is put back."""
+        step has written is put back.
+
+        Asked of steps at the same inputs; what is lost there, of steps as an engine serves them too. Results
+        may take turns that `vary` moves on, or that a reset begins anew.
+        """
         again = partial(self._afresh, "when it was repeated", step)
-        with Saved(one.tensor for one in written), self.made.unwatched():
-            held = dict(names.tensors_of(again()))
-            found = dict[str, None]()
-            with Saved(held.values()):
-                for which in range(2):
+
+        def in_turn() -> None:
+            recorder = Recorder(self.session)
+            inputs.enter_context(recorder.saved)
+            with recorder:
+                self.engine.vary()
+            step()
+
+        def lost_by(later: Callable[[], object]) -> set[str]:
+            found = set[str]()
+            for which in range(2):
+                held = dict(names.tensors_of(again()))
+                with Saved(held.values()):
                     mark(held.values(), which)
                     for _ in range(num_steps):
-                        again()
-                    found |= dict.fromkeys(lost(held, which))
-            return list(found)
+                        later()
+                    found |= {*lost(held, which)}
+            return found
+
+        with Saved(one.tensor for one in written), self.made.unwatched(), ExitStack() as inputs:
+            found = lost_by(again)
+            with suppress(Exception):  # inputs may have run out, or a step cannot go on
+                found &= lost_by(in_turn) if found else found
+            return sorted(found)
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""
@@ -485,6 +503,7 @@ class Passes:
         hold of the types `nudged` is moved by one ulp, or `by_some`. Ops of `held` get other numbers, and
         what `vary` has changed is `bound` to other values, by path, and stays so.
         """
+        drawn = drawn_next()
         self._fresh()
         began = self._began()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
@@ -506,7 +525,7 @@ class Passes:
             left = partial(self._left_in_attributes, recorder.born)
             self._bind(bound)
             made = self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
-            return made._replace(began=began)
+            return made._replace(began=began, drawn=drawn)
 
     def _bind(self, values: Mapping[str, Any]) -> None:
         """Let paths lead to these values. AuditError: one does not, as of two variables with one name."""
@@ -728,7 +747,7 @@ def function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
-def _is_nameless(path: str) -> bool:
+def is_nameless(path: str) -> bool:
     return path.startswith("0x")
 
 

@@ -18,6 +18,8 @@ _BESIDE_THE_PACKAGE = Path(__file__).resolve().parents[2]
 
 NO_SIGN = "so what is frozen cannot show"
 KEPT = "What was made of it is in use in the eager pass too, so that it is stale cannot show"
+NOT_COMPARED = "could not be compared"
+_MOST_NAMES = 3
 HOW_TO_COMPARE = (
     "Define an eager() that replays none, and give --twin; or audit the function that is captured"
 )
@@ -87,6 +89,7 @@ class AuditReport:
     own_graphs: bool = False
     has_twin: bool = False  # but it was, beside a fresh engine that runs eagerly
     varied: bool = True  # the inputs were changed between capture and replay
+    changed: tuple[str, ...] = ()  # what `vary` has changed of what the step reaches, by name
     notes: tuple[str, ...] = ()  # what is no fault and may be worth knowing
 
     @classmethod
@@ -102,7 +105,7 @@ class AuditReport:
 
     def __str__(self) -> str:
         head = f"audit of {self.step} ({self.backend}, {counted(self.num_nodes, 'node')}): "
-        head += counted(len(self.findings), "finding") if self.findings else "nothing found"
+        head += counted(len(self.findings), "finding") if self.findings else f"nothing found{self._asked()}"
         return "\n".join([head, *map(str, self.findings), *self._not_seen()])
 
     @property
@@ -110,7 +113,17 @@ class AuditReport:
         """Whether something frozen could not have been found: inputs did not change, or what was made of them
         once is kept by eager passes too, or graphs of its own were held against nothing that runs eagerly."""
         is_open = any(note.startswith(_NOTHING_BESIDE) for note in self.notes) or not self.has_twin
-        return NO_SIGN in str(self) or KEPT in str(self) or (self.own_graphs and is_open)
+        told = "\n".join([*map(str, self.findings), *self._not_seen()])
+        return NO_SIGN in told or KEPT in told or (self.own_graphs and is_open)
+
+    def _asked(self) -> str:
+        """Words for what `vary` has changed: nothing else could be found. And for what could not show."""
+        names, others = [*self.changed], len(self.changed) - _MOST_NAMES
+        if others > 1:
+            names[_MOST_NAMES:] = [f"{others} more"]
+        changed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+        told = f" as vary() changed {changed}" if changed else ""
+        return told + ", and not all could show" * self.is_blind
 
     def _not_seen(self) -> list[str]:
         said = list(self.notes)

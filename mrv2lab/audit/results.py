@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import inf, sqrt, ulp
 from typing import Any, NamedTuple
 
@@ -444,13 +444,15 @@ class Comparison:
         is_asked = any(error < inf for error in off.values())
         some, found = self._if_nudged(TOLERANCE.keys(), by_some=True) if is_asked else {}, dict[str, float]()
         times = 1 + _SOME[2 if self._types & _HALVES else 4]
+        as_it_is = cache(partial(self._if_nudged, frozenset()))  # of now: Python's state may have moved on
         for seen in self._contents() if some else ():
             if seen.of in some and seen.of in self._nudged:
                 one, far = (apart(moved[seen.of], seen.eager, seen.before) for moved in (self._nudged, some))
                 if seen.again is None or is_off(seen.again, seen.eager, seen.before):
                     continue  # what goes on from pass to pass moves by itself
                 if max(off.get(label := self._label(seen), inf), times * one) <= far < inf:
-                    found[label] = far
+                    now = as_it_is().get(seen.of)
+                    found |= {label: far} if now is not None and not is_off(now, seen.eager) else {}
         return found
 
     def _if_nudged(self, types: Set[torch.dtype], **by_some: bool) -> dict[Any, torch.Tensor]:

@@ -22,7 +22,7 @@ import torch
 from mrv2lab.audit.arguments import asks_nothing
 from mrv2lab.audit.driver import audit
 from mrv2lab.audit.passes import nothing, on_a_cpu
-from mrv2lab.audit.report import AuditReport
+from mrv2lab.audit.report import NOT_COMPARED, AuditReport
 from mrv2lab.errors import BadInput, CaptureError, NotRepeatable, file_and_function
 from mrv2lab.graphs.owned import observable
 
@@ -45,7 +45,8 @@ def audit_target(
             what is named as another argument of `audit` and is what that takes.
         vary, reset: other names for these.
         runs_anew: makes the file a `twin`: it is run again for each fresh engine. One that the file names
-            goes first. So it is, too, where the step cannot be repeated and names no twin.
+            goes first. So it is, too, where the step cannot be repeated, or not at each request, and names no
+            twin.
 
     Raises:
         BadInput: no such file or function, a file that cannot be run; else as `audit`.
@@ -63,11 +64,13 @@ def audit_target(
 
     if not runs_anew:
         try:
-            return audited(namespace)
+            report = audited(namespace)
+            if report.findings or "twin" in namespace or not any(NOT_COMPARED in one for one in report.notes):
+                return report
         except NotRepeatable:
             if "twin" in namespace:
                 raise
-            namespace = _run_file(file)  # the step has moved the other one on
+        namespace = _run_file(file)  # the step has moved the other one on
     return audited({"twin": make} | namespace)
 
 

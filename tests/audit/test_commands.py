@@ -111,6 +111,71 @@ def test_nothing_found_is_exit_status_0(program):
     assert (result.exit_code, "nothing found" in result.stdout) == (0, True)
 
 
+def test_nothing_found_says_what_was_changed_and_whether_all_could_show(program):
+    program.write_text(
+        """
+import torch
+
+x, y, z, n = torch.ones(4), torch.ones(4), torch.ones(4), {"rows": 3, "kept": 3}
+plan = {}
+
+def step():
+    return (x[: n["rows"]] + y[:3] + z[:3]).sum()
+
+def planned():
+    if "mask" not in plan:
+        plan["mask"] = torch.arange(4) < n["kept"]
+    return torch.where(plan["mask"], x, 0).sum()
+
+def vary():
+    for one in (x, y, z):
+        one.add_(1)
+    n["kept"] -= 1
+"""
+    )
+    found, plan = (run(f"{program}:{name}", "--backend", "emulated") for name in ("step", "planned"))
+    assert (found.exit_code, plan.exit_code) == (0, 2), plan.output
+    head = found.stdout.splitlines()[0]
+    assert head.endswith("nothing found as vary() changed x, y, z and n['kept']"), head
+    assert "changed x and n['kept'], and not all could show" in plan.stdout.splitlines()[0]
+
+
+def test_a_file_whose_step_draws_is_held_against_a_fresh_one_unasked(program):
+    """Also where it draws at a later request alone, which a graph of the first one never does."""
+    program.write_text(
+        """
+import torch
+
+x, state = torch.rand(4), {"n": 0, "rounds": 1}
+
+def step():
+    y = x * 2
+    for _ in range(state["rounds"]):
+        y = y + torch.rand(4)
+    return y
+
+def late():
+    return x * 2 + torch.rand(4) if state["n"] >= 3 else x * 2
+
+def vary():
+    x.copy_(torch.rand(4))
+    state["n"] += 1
+
+def changes():
+    vary()
+    state["rounds"] = 2
+"""
+    )
+    right, wrong, late = (
+        run(f"{program}:{step}", "--vary", vary, "--backend", "emulated")
+        for step, vary in (("step", "vary"), ("step", "changes"), ("late", "vary"))
+    )
+    assert right.exit_code == 0 and "nothing found" in right.stdout, right.output
+    assert "only held against a fresh engine" in " ".join(right.stdout.split())
+    assert wrong.exit_code == 1 and "frozen-host-value: state['rounds']" in wrong.stdout, wrong.output
+    assert late.exit_code == 1 and "frozen-host-value: state['n']" in late.stdout, late.output
+
+
 def test_a_variable_that_is_nothing_an_audit_takes_is_left_alone_with_a_word(program):
     program.write_text(PROGRAM + "rows = 4\ninputs = {'x': x}.values()\n")
     report = audit_target(f"{program}:fixed", vary="restart", backend="emulated")

@@ -491,3 +491,35 @@ def test_where_vary_reaches_what_a_step_binds_a_twin_is_recommended(device, back
     assert not any(
         "vary() reaches" in n for n in audit(quiet.forward, vary=quiet.vary, backend=backend).notes
     )
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_gradients_that_vary_lets_go_of_are_told_beside_a_twin_too(device, backend, keeps):
+    """A captured backward pass adds to the gradients of the capture; the optimizer no longer sees them."""
+
+    def make():
+        numbers = torch.Generator().manual_seed(1)
+        x, w = (torch.randn(4, 4, generator=numbers).to(device) for _ in range(2))
+        w.requires_grad_().grad = torch.zeros_like(w)
+        optimizer = torch.optim.SGD([w], lr=0.1)
+
+        def step():
+            loss = (x @ w).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        def vary():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not keeps)
+            x.mul_(0.5)
+
+        return SimpleNamespace(step=step, vary=vary)
+
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert bool(report.findings) is not keeps, str(report)
+    if not keeps:
+        first = report.findings[0]
+        assert first.kind == "left-behind", str(report)
+        assert first.evidence.startswith("is done less often there than where all runs eagerly, when request")
+        assert any(note.endswith("which the step binds anew and no replay does") for note in report.notes)

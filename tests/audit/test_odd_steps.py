@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from mrv2lab.audit import atoms, audit, frozen_host_value, names
 from mrv2lab.cli import app
+from mrv2lab.errors import NotRepeatable
 
 BEGINNING = """
 import sys
@@ -280,9 +281,10 @@ def test_what_a_reset_lets_go_of_is_no_finding_beside_what_it_was_to_show(tmp_pa
     assert "was 'dict of length 1' at capture, is 'dict of length 0' now" in " ".join(told.output.split())
 
 
-def test_a_step_that_draws_is_told_what_to_do(tmp_path):
-    told = run(tmp_path, "def step(): return x + torch.rand(4)")
-    assert told.exit_code == 2 and "draw them in vary()" in told.stderr
+def test_a_step_that_draws_is_told_what_to_do(backend, device):
+    x = torch.ones(4, device=device)
+    with pytest.raises(NotRepeatable, match=r"draw them in vary\(\).*a twin needs none"):
+        audit(lambda: x + torch.rand(4, device=device), vary=lambda: x.add_(1), backend=backend)
 
 
 def test_where_python_has_no_source_a_note_says_so():

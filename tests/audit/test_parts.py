@@ -866,6 +866,38 @@ def test_two_results_that_one_variable_has_held_keep_their_paths(device, backend
     assert all(finding.where.source == "y = x * factor" for finding in report.findings)
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("by", ["step", "vary", "reset"])
+def test_results_that_take_turns_may_be_read_a_step_later_and_one_for_all_may_not(device, backend, by, own):
+    """Two graphs, each with a result of its own or both with one. `by` says who moves the turn on."""
+    x, held = (
+        torch.ones(4, device=device),
+        SimpleNamespace(turn=0, graphs={}, out=torch.zeros(4, device=device)),
+    )
+
+    def work():
+        return x * 2 if own else held.out.copy_(x * 2)
+
+    def step():
+        if held.turn not in held.graphs:
+            held.graphs[held.turn] = capture(work, backend=backend)
+        graph = held.graphs[held.turn]
+        held.turn ^= by != "vary"
+        graph.replay()
+        return graph.outputs
+
+    def vary():
+        x.add_(1)
+        held.turn ^= by == "vary"
+
+    reset = (lambda: setattr(held, "turn", 0)) if by == "reset" else None
+    for _ in range(2):
+        step()
+        held.turn ^= by == "vary"
+    report = audit(step, vary=vary, reset=reset, in_flight=1, backend=backend)
+    assert [f.kind for f in report.findings] == [] if own else ["overwritten-output"], str(report)
+
+
 def test_padding_is_what_is_written_in_part_and_an_input_that_is_not_written_is_stale(device, backend):
     x, w = torch.ones(4, 4, device=device), torch.rand(4, 4, device=device)
     report = audit(lambda: x @ w, vary=lambda: x[:2].add_(1), rows=lambda: 2, inputs=[x, w], backend=backend)

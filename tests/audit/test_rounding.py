@@ -1,6 +1,8 @@
 """What counts as a difference: more than rounding does to this step, as one pass more has measured."""
 
 import functools
+import random
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +13,8 @@ from mrv2lab.audit import audit, results
 from mrv2lab.audit.driver import audit_engine
 from mrv2lab.audit.passes import Engine, Passes
 from mrv2lab.audit.results import Results, Written, nudge
-from mrv2lab.graphs import capture
+from mrv2lab.errors import NotRepeatable
+from mrv2lab.graphs import capture, host
 
 
 @pytest.fixture
@@ -76,6 +79,34 @@ def test_a_right_step_that_sums_in_another_order_is_not_accused(cancels, device,
 def test_where_one_ulp_moves_a_result_far_it_excuses_nothing_and_the_report_says_so(device, backend):
     report = audit_engine(engine(device, backend, chaotic(forwards), chaotic(backwards)), backend=backend)
     assert report.findings and "what is found may be rounding" in str(report)
+
+
+@pytest.mark.parametrize("moves", ["a draw", "a setting"])
+def test_what_python_does_otherwise_in_another_pass_is_no_rounding(backend, device, moves):
+    """The passes that are moved by ulps find what the eager one has found, or say nothing."""
+    x, held = torch.rand(64, device=device), SimpleNamespace(n=1.0)
+    factor = torch.ones(1).pin_memory() if device == "cuda" else host(torch.ones(1), pinned=True)
+    scale = torch.ones(1, device=device)
+
+    def step():
+        factor[0] = held.n
+        scale.copy_(factor, non_blocking=True)
+        return x * scale
+
+    def drawn():
+        return x * (2 if random.random() < 0.5 else 3)
+
+    def vary():
+        held.n += 1
+        x.add_(1)
+
+    reports = []
+    for seed in range(8) if moves == "a draw" else range(1):
+        random.seed(seed)
+        with suppress(NotRepeatable):  # as two eager passes drew
+            reports.append(audit(drawn if moves == "a draw" else step, vary=vary, backend=backend))
+    assert reports and all(one.findings for one in reports)
+    assert not [note for one in reports for note in one.notes if "rounding" in note]
 
 
 def masked(x):
