@@ -153,7 +153,8 @@ def errors_per_step(runs: Sequence[Run], *, recorded: bool = False) -> Plot:
         axes.plot(steps, errors, dashes[run.variant], color=style["color"], lw=1, alpha=0.5)
         for mode, mark in (("graph", style), ("eager", style | _HOLLOW)):
             at = [step for step in range(len(errors)) if run.step_modes[step] == mode]
-            axes.plot([steps[j] for j in at], [errors[j] for j in at], **mark | {"ls": ""})
+            above = {"ls": "", "zorder": 2 + (run.verdict != "correct")}  # no right mark hides a wrong one
+            axes.plot([steps[j] for j in at], [errors[j] for j in at], **mark | above)
         ends.append((errors[-1] if errors else None, f"{run.variant}\n{run.verdict}", style))
     axes.set_xlabel("step (small and filled: a graph was replayed; large and hollow: run eagerly)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -26,7 +26,9 @@ class Feedback:
 
     def __repr__(self) -> str:
         place = self.question.place
-        return f"Right. {self.question.why} (From {place}.)" if self.right else f"Not right: read {place}"
+        if not self.right:
+            return f"Not right: read {place}, and answer again"
+        return f"Right. {self.question.why} (From {place}.)"
 
     def _repr_html_(self) -> str:
         mark = f'<b class="{looks.tone(self.right)}">{"✔" if self.right else "✘"}</b>'

@@ -125,7 +125,7 @@ def _judged(puzzle: str, captured: Any, before: Any, after: Any, backend: str) -
                 return "wrong", wrong
     if puzzle == "stream" and backend == "emulated" and (raced := _raced(graphs[0], x, planned)):
         return "wrong", raced
-    return "correct", f"all {len(planned)} replays give what eager gives"
+    return "correct", f"all {len(planned)} replays give what is asked for"
 
 
 def _raced(graph: Any, x: torch.Tensor, planned: list[Any]) -> str | None:
@@ -155,8 +155,8 @@ class _NotNumpys(TorchFunctionMode):
 def _first_wrong(results: list[torch.Tensor], rights: list[torch.Tensor], what: str = "") -> str | None:
     for number, (got, right) in enumerate(zip(results, rights, strict=False), start=1):
         if got.shape != right.shape or not bool((got.cpu() == right.cpu()).all()):
-            eager, graph = (", ".join(f"{v:g}" for v in t.flatten().tolist()[:8]) for t in (right, got))
+            asked, graph = (", ".join(f"{v:g}" for v in t.flatten().tolist()[:8]) for t in (right, got))
             of_shape = "" if got.shape == right.shape else f" of shape {[*got.shape]}, not {[*right.shape]}"
             first = f"replay {number} of {len(rights)} differs first: {what}"
-            return f"{first}eager {eager}; graph {graph}{of_shape}"
+            return f"{first}asked for {asked}; graph {graph}{of_shape}"
     return None

@@ -251,7 +251,7 @@ LEFT_OUT = {
     "both streams have work of their own": ("stream", of(RIGHT_BESIDE), "correct", "all 9"),
     "no second stream": ("stream", of("return buffers.x * 5"), "wrong", "issued on `side`"),
     "steps in the order that one has seen": ("lost_branch", of(COUNTER_CHEAT), "wrong", "of 9 differs first"),
-    "nobody counts": ("counter", of("return buffers.x * 2"), "wrong", "in `count` eager 1; graph 0"),
+    "nobody counts": ("counter", of("return buffers.x * 2"), "wrong", "in `count` asked for 1; graph 0"),
     "zeros by luck": (
         "unwritten_memory", of("buffers.out[:2] = buffers.x[:2] * 3\nreturn buffers.out"), "wrong",
         "replay 1 of 9",
