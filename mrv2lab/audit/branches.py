@@ -93,7 +93,9 @@ def _at_branch(old: Trace, new: Trace, turns: list[int], statement: ast.stmt) ->
             return found
     text = ast.unparse(unknown[0] if len(unknown) == 1 else head)
     if isinstance(statement, ast.If):
-        return text, bool(before), bool(after), both[0]
+        if bool(before) is not bool(after):
+            return text, bool(before), bool(after), both[0]
+        return text, Described(f"true in {before} turns"), Described(f"true in {after} turns"), both[0]
     return _left(old, new, both[0], statement) or (text, f"{before} turns", f"{after} turns", both[0])
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,6 @@ from mrv2lab.audit.passes import (
     at_line,
     contents,
     draw_again,
-    drawn_next,
     is_nameless,
     nothing,
     replay,
@@ -157,30 +156,28 @@ def audit(
         begun=contents(names.Reachable(step)) if twin else {},
     )  # fmt: skip
     with progress.shown(f"audit of {engine.name}"), observable():
+        tried = EngineAudit(engine, backend=backend)
         try:
-            report = audit_engine(engine, backend=backend)
+            report = tried.report()
             if own and graphs:  # it has begun to replay graphs of its own only after it was captured
                 graphs.clear()
-                report = audit_engine(engine, backend=backend)
+                tried = EngineAudit(engine, backend=backend)
+                report = tried.report()
         except AuditError as error:
-            report = _of_fresh_engines(engine, backend, error)
+            report = _of_fresh_engines(engine, backend, error, tried.passes.changed)
     return replace(report, own_graphs=bool(own), has_twin=twin is not None, varied=vary is not None)
 
 
 def audit_engine(engine: Engine, *, backend: str = "auto") -> AuditReport:
     """Audit graphs that somebody else captures and replays. Exceptions as in `audit`."""
-    audit = EngineAudit(engine, backend=backend)
-
-    def found() -> Iterator[Finding]:
-        audit.passes.capture()
-        yield from _compared(audit.passes)
-
-    return _report(audit.passes, found())
+    return EngineAudit(engine, backend=backend).report()
 
 
-def _of_fresh_engines(engine: Engine, backend: str, error: AuditError) -> AuditReport:
-    """What two fresh engines show of a step whose passes show nothing: one that goes on from step to step, or
-    captures as it goes, can be served though it cannot be repeated.
+def _of_fresh_engines(
+    engine: Engine, backend: str, error: AuditError, varied: dict[str, Any] | None
+) -> AuditReport:
+    """What two fresh engines show of a step whose passes show nothing but what was `varied`: one that goes on
+    from step to step, or captures as it goes, can be served though it cannot be repeated.
 
     Raises:
         AuditError: that of the passes, where these show nothing either.
@@ -194,7 +191,9 @@ def _of_fresh_engines(engine: Engine, backend: str, error: AuditError) -> AuditR
     served, found = shown
     report = _report(passes, iter(found))
     told = f"only held against a fresh engine that runs eagerly, in {counted(served, 'request')} in a row"
-    return replace(report, notes=(*report.notes, f"{told}: {str(error).splitlines()[0]}"))
+    unchanged = [_UNCHANGED] if varied == {} and not report.findings else []
+    notes = *report.notes, *unchanged, f"{told}: {str(error).splitlines()[0]}"
+    return replace(report, notes=notes, changed=_called(varied))
 
 
 class EngineAudit:
@@ -202,6 +201,15 @@ class EngineAudit:
 
     def __init__(self, engine: Engine, *, backend: str = "auto"):
         self.passes = Passes(Session(resolve(backend), engine.anchor), engine)
+
+    def report(self) -> AuditReport:
+        """What all passes show. Exceptions as in `audit`."""
+
+        def found() -> Iterator[Finding]:
+            self.passes.capture()
+            yield from _compared(self.passes)
+
+        return _report(self.passes, found())
 
     def capture(self) -> None:
         """Have the engine capture. AuditError: the step raises, or takes an index from what nobody wrote."""
@@ -250,9 +258,13 @@ def _report(passes: Passes, found: Iterator[Finding]) -> AuditReport:
         draw_again(passes.drawn_for_twins)
     num_nodes = sum(len(session.nodes(one.graph)) for one in passes.captures if one.graph is not None)
     opaque, notes = tuple(session.opaque), tuple(passes.notes)
-    varied = sorted((path for path in passes.changed or () if not is_nameless(path)), key=len)
-    name = passes.engine.name
-    return AuditReport(name, session.backend, findings, num_nodes, opaque, notes=notes, changed=(*varied,))
+    name, varied = passes.engine.name, _called(passes.changed)
+    return AuditReport(name, session.backend, findings, num_nodes, opaque, notes=notes, changed=varied)
+
+
+def _called(varied: Iterable[str] | None) -> tuple[str, ...]:
+    """What `vary` has changed, by name, the shortest first."""
+    return tuple(sorted((path for path in varied or () if not is_nameless(path)), key=len))
 
 
 def _compared(passes: Passes) -> Iterator[Finding]:
@@ -340,6 +352,8 @@ def _at_request(
         return found, bool(wrong) and wrong <= later.doubts.keys(), None
     if seen is None or not _off(evidence, eager.results, seen, is_exact=False):
         return [], False, None
+    if eager.trace.random:
+        raise _draws(eager.trace)
     return [_done_once(evidence, way, off)], False, None
 
 
@@ -348,7 +362,7 @@ def _done_once(evidence: Evidence, way: KnownLines, off: dict[str, float]) -> Fi
     it to a line that no pass had run, or else the first result."""
     name, error = next(iter(off.items()))
     text = f"the replay and an eager step are apart by {error:.3g}, and one more eager step agrees with it"
-    text += ": the first has done something once"
+    text += ": the first has done something once, or has drawn other numbers"
     if way.strayed is None:
         return Finding(diverged.KIND, name, text)
     position, now, new = way.strayed
@@ -425,12 +439,7 @@ def _evidence(
     three = run.results, eager.results, again.results
 
     def nudged(types: Set[torch.dtype], by_some: bool = False) -> tuple[Results, Set[torch.dtype]]:
-        drawn = drawn_next()
-        draw_again(eager.drawn)
-        try:
-            moved = passes.eager(nudged=types, by_some=by_some)
-        finally:
-            draw_again(drawn)
+        moved = passes.eager(nudged=types, by_some=by_some)
         if _does_other_work(moved.trace, eager.trace):
             raise AuditError("the step has gone on: an eager pass does other work each time")
         return moved.results, moved.watched.moved
@@ -446,7 +455,8 @@ def _evidence(
     evidence.unsteady = _unsteady(eager.trace, again.trace)
     for seen in KEEPERS.get():
         seen.append(evidence)
-    if not evidence.repeats and not any(moved_address.carried(evidence)):
+    is_one = evidence.repeats and not (evidence.draws_on and evidence.differs)
+    if not is_one and not any(moved_address.carried(evidence)):
         _require_repeatable(evidence, eager.trace, again.trace)
     return evidence
 
@@ -543,6 +553,9 @@ def _notes(evidence: Evidence) -> Iterator[str]:
         what = ", ".join(evidence.differs)  # which a later request may well return
         yield f"what the step returns agrees at this request; what it writes does not: {what}"
     yield from _of_inputs(evidence)
+    if evidence.draws_on and not evidence.found and evidence.passes.engine.twin is None:
+        place = evidence.eager.place(evidence.eager.random[0])
+        yield f"what the random numbers change that are drawn at {place} {NOT_COMPARED}: they changed nothing"
     yield from stale_input.unasked(evidence)
     yield from padding_leak.unasked(evidence)
     if not evidence.eager.values and evidence.passes.engine.is_one:
@@ -677,12 +690,17 @@ def _require_work(passes: Passes, eager: Trace, is_empty: bool, closed: Sequence
         raise AuditError(f"{name} does no work on the device{where}: nothing to audit{unless}")
 
 
+def _draws(trace: Trace) -> NotRepeatable:
+    event = trace.random[0]
+    told = f"the step cannot be repeated: {event.name} draws random numbers at {trace.place(event)}"
+    return NotRepeatable(f"{told}; {_DRAWN}")
+
+
 def _require_repeatable(evidence: Evidence, first: Trace, second: Trace) -> None:
     """AuditError: two eager passes gave different results, and no host value that can be named is why."""
     told = "the step cannot be repeated"
     if first.random:
-        event = first.random[0]
-        raise NotRepeatable(f"{told}: {event.name} draws random numbers at {first.place(event)}; {_DRAWN}")
+        raise _draws(first)
     for event in second.own():
         twin = first.get(event.key)
         if twin is None or twin.shapes != event.shapes:

@@ -207,6 +207,11 @@ class Evidence:
         return agree(self.results.eager, self.results.again)
 
     @property
+    def draws_on(self) -> bool:
+        """Whether two eager passes have drawn other random numbers: that their results agree is chance."""
+        return self.again is not None and self.eager.drawn_from != self.again.drawn_from
+
+    @property
     def afresh(self) -> CapturedGraph | None:
         """The same step captured anew at these inputs, where that can explain anything."""
         return self._fresh if self.differs else None

@@ -1,5 +1,6 @@
 """Fresh engines, one captured and one not, and requests that are served on them."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -39,6 +40,10 @@ class Fresh:
     def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
         self.resets_once, self.num_prepared = False, 0
+        self.in_flight, self.overwritten = (
+            0,
+            dict[str, None](),
+        )  # results that a later request has written over
         self.drawn: list[list[Any]] = []  # for each request what was drawn next when one was prepared first
         self.hashed = set[str]()
         self.step, self.vary = made.step, made.vary
@@ -174,13 +179,14 @@ def engine_of(evidence: Evidence, backend: str | None = None, is_captured: bool 
     if passes.resets_once is None:
         passes.resets_once = engine.reset is not nothing and Fresh(make(), None).undoes_vary()
     engine.resets_once, engine.drawn = passes.resets_once, passes.drawn_by_request
-    engine.whole = evidence.whole
+    engine.whole, engine.in_flight = evidence.whole, passes.engine.in_flight
     return engine
 
 
 def serve(engine: Fresh, at: int = 0, around: AbstractContextManager[Any] | None = None) -> list[Request]:
     """Requests in a row, one of them with something around it, and at last what the caller makes of all."""
     served: list[Request] = []
+    read_later = deque[list[tuple[str, torch.Tensor, torch.Tensor]]](maxlen=engine.in_flight)
     for _ in range(NUM_REQUESTS):
         try:
             engine.prepare()
@@ -196,11 +202,15 @@ def serve(engine: Fresh, at: int = 0, around: AbstractContextManager[Any] | None
                 result = engine.run()
             whole = compared(result)
             given = dict(names.tensors_of(result))  # of those that are no numbers rows may not be real
+            given = {path: tensor for path, tensor in given.items() if path in whole}
             made = {path: t[:rows] if path in given and t.dim() else t for path, t in whole.items()}
         except Exception as error:
             if engine.graph is None:
                 raise
             return [*served, Request({}, {}, error=error)]
+        read = [(path, tensor, content) for results in read_later for path, tensor, content in results]
+        engine.overwritten |= {path: None for path, tensor, held in read if has_changed(held, clone(tensor))}
+        read_later.append([(path, tensor, clone(tensor)) for path, tensor in given.items()])
         held = engine.copies()
         unseen = list(_unseen(result))
         written = {p: t for p, (t, _) in held.items() if p in found and has_changed(found[p], t)}

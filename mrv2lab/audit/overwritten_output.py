@@ -1,10 +1,12 @@
 """overwritten-output: a result that is still read lies in memory that a later replay writes."""
 
 import ast
+from collections.abc import Iterable, Iterator
 
 from mrv2lab.audit import names
 from mrv2lab.audit.evidence import Evidence, Findings
 from mrv2lab.audit.report import Finding
+from mrv2lab.audit.trace import Event
 
 KIND, SHORT, RANK = "overwritten-output", "over", 7
 ASKED = "always"
@@ -16,18 +18,34 @@ def find(evidence: Evidence) -> Findings:
     yield from _within(evidence)
     if not engine.in_flight:
         return
+    if not evidence.results.run.returned:
+        told = "the step returns nothing, so nobody knows what of it is read later (in_flight): not asked"
+        passes.notes.append(told)
     lost = passes.overwritten(engine.run, engine.in_flight, evidence.results.written)
-    found = [(path, *_made(evidence, path)) for path in lost]
+    found = [(path, *_made(evidence, path, address)) for path, address in lost.items()]
     variables = [variable for *_, variable in found]
     for path, at, variable in found:
-        steps = "the next step" if engine.in_flight == 1 else f"one of the next {engine.in_flight} steps"
-        text = f"{steps} writes over {path} while it is still read; copy it first"
         name = variable if variables.count(variable) == 1 else path
-        yield evidence.order(at), Finding(KIND, name, text, evidence.session.positions.place(at))
+        place = evidence.session.positions.place(at)
+        yield evidence.order(at), Finding(KIND, name, _text(engine.in_flight, path), place)
 
 
-def _made(evidence: Evidence, path: str) -> tuple[int, str]:
-    """Where a graph has made a part of its result, and the variable that holds it there, or else its path."""
+def in_flight(evidence: Evidence, lost: Iterable[str]) -> Iterator[Finding]:
+    """Of results that requests in a row have written over while they were read."""
+    return (Finding(KIND, path, _text(evidence.passes.engine.in_flight, path)) for path in lost)
+
+
+def _text(num_steps: int, path: str) -> str:
+    steps = "the next step" if num_steps == 1 else f"one of the next {num_steps} steps"
+    return f"{steps} writes over {path} while it is still read; copy it first"
+
+
+def _made(evidence: Evidence, path: str, address: int) -> tuple[int, str]:
+    """Where a part of a result was made, and the variable that holds it there, or else its path: by work
+    beside graphs, or by a graph that returns it."""
+    beside = [event.key[0] for event in evidence.run.own() if _writes(event, address)]
+    if beside:
+        return beside[-1], path
     position = 0
     for capture in evidence.captures:
         outputs = dict(names.tensors_of(capture.graph.outputs)) if capture.graph else {}
@@ -38,6 +56,10 @@ def _made(evidence: Evidence, path: str) -> tuple[int, str]:
         s.targets[0] for s in evidence.session.positions.statements(position) if isinstance(s, ast.Assign)
     )
     return position, next((target.id for target in assigned if isinstance(target, ast.Name)), path)
+
+
+def _writes(event: Event, address: int) -> bool:
+    return event.is_work and any(one.written and one.address == address for one in event.tensors)
 
 
 def _within(evidence: Evidence) -> Findings:

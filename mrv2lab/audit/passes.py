@@ -118,7 +118,6 @@ class Pass(NamedTuple):
     raised: AuditError | None = None  # by what it replayed
     # as `left`, when the step began, where there is a reset before it
     began: Mapping[str, Any] = MappingProxyType({})
-    drawn: Iterable[tuple[Callable[[Any], Any], Any]] = ()  # of an eager pass: as `drawn_next` when it began
 
     @property
     def trace(self) -> Trace:
@@ -165,6 +164,8 @@ class Passes:
         self._later: list[Saved] = []  # what inputs held before they were varied once more
         self.resets_once: bool | None = None  # of fresh engines, once it is known
         self._drawn: Drawn = []
+        # what Python and NumPy draw next: as a request's first pass begins, and behind an eager one
+        self._drawn_by_python, self._drawn_behind = Drawn(), Drawn()
         self.drawn_for_twins: Drawn = []
         self.drawn_by_request: list[list[Any]] = []  # of twins, see `Fresh.prepare`
 
@@ -245,6 +246,8 @@ class Passes:
             self._later.append(watched.saved)
         before = self._held() if engine.is_one else {}
         outer = self._of_vary()
+        draw_again(self._drawn_behind)
+        self._drawn_by_python, self._drawn_behind = [], []
         self._drawn = self._drawn or drawn_next(engine.vary, engine.fresh)
         entered = list[Any]()
         with naming("when the inputs were varied"), unseen, watched:  # what we read, `vary` does not
@@ -411,9 +414,9 @@ class Passes:
         found = {key_of(tensor): tensor for _, tensor in names.walk(self.engine.roots)}
         return [t for t in found.values() if t.dim() and t.numel() and self.session.on_device(t)]
 
-    def overwritten(self, step: Callable[[], Any], num_steps: int, written: list[Written]) -> list[str]:
-        """Parts of a step's result that later steps write: they lose the pattern they were given. What the
-        step has written is put back.
+    def overwritten(self, step: Callable[[], Any], num_steps: int, written: list[Written]) -> dict[str, int]:
+        """Parts of a step's result that later steps write, and where they lie: they lose the pattern they
+        were given. What the step has written is put back.
 
         Asked of steps at the same inputs; what is lost there, of steps as an engine serves them too. Results
         may take turns that `vary` moves on, or that a reset begins anew.
@@ -427,22 +430,23 @@ class Passes:
                 self.engine.vary()
             step()
 
-        def lost_by(later: Callable[[], object]) -> set[str]:
-            found = set[str]()
+        def lost_by(later: Callable[[], object]) -> dict[str, int]:
+            found = dict[str, int]()
             for which in range(2):
                 held = dict(names.tensors_of(again()))
                 with Saved(held.values()):
                     mark(held.values(), which)
                     for _ in range(num_steps):
                         later()
-                    found |= {*lost(held, which)}
+                    found |= {path: held[path].data_ptr() for path in lost(held, which)}
             return found
 
         with Saved(one.tensor for one in written), self.made.unwatched(), ExitStack() as inputs:
             found = lost_by(again)
             with suppress(Exception):  # inputs may have run out, or a step cannot go on
-                found &= lost_by(in_turn) if found else found
-            return sorted(found)
+                kept = lost_by(in_turn) if found else found
+                found = {path: address for path, address in found.items() if path in kept}
+            return found
 
     def capture_afresh(self) -> CapturedGraph | None:
         """The step captured at the inputs of now, where the engine can do that."""
@@ -467,6 +471,7 @@ class Passes:
         saved = Saved([*own, *(w.tensor for w in (self.beside.written if self.beside else ()))])
         filled = Saved(writes)  # by the audit: that is no result of the step's
         before()
+        self._draw_as_first()
         recorder = Recorder(self.session, order=self.session.order if in_order else None)
         made = partial(self._made, recorder, self.engine.run, "when it was replayed", lambda: self._left)
         with self._poison_kept(second), filled, saved, recorder.saved:
@@ -503,7 +508,6 @@ class Passes:
         hold of the types `nudged` is moved by one ulp, or `by_some`. Ops of `held` get other numbers, and
         what `vary` has changed is `bound` to other values, by path, and stays so.
         """
-        drawn = drawn_next()
         self._fresh()
         began = self._began()
         kept_so_far = ((tensor, shadow) for tensor, shadow in self.kept() if not shadow.written.all())
@@ -524,8 +528,10 @@ class Passes:
                     recorder.nudge(tensor)
             left = partial(self._left_in_attributes, recorder.born)
             self._bind(bound)
+            self._draw_as_first()
             made = self._made(recorder, self.engine.eager, "when it was run eagerly", left, written)
-            return made._replace(began=began, drawn=drawn)
+        self._drawn_behind = drawn_by_python()
+        return made._replace(began=began)
 
     def _bind(self, values: Mapping[str, Any]) -> None:
         """Let paths lead to these values. AuditError: one does not, as of two variables with one name."""
@@ -557,6 +563,7 @@ class Passes:
         self._fresh()
         lines = KnownLines(self.session.positions, self.session.anchor, known)
         glance = Glance(self.session, lines, self._may_run_out)
+        self._draw_as_first()
         with self._hosts(), glance.saved, naming("when it was run eagerly"):
             with glance.over(self.made):
                 result = self.engine.eager()
@@ -564,7 +571,13 @@ class Passes:
             left = {path: clone(t) for path, t in self._left_in_attributes(glance.born).items()}
             again = dict[str, str]()
             made, written = self._real(returned(result, again)), _written(glance.saved)
+            self._drawn_behind = drawn_by_python()
             return Results(made, written, values(result), left, closed(result), again), lines
+
+    def _draw_as_first(self) -> None:
+        """Let Python and NumPy draw in each pass of a request what they have drawn in its first one."""
+        self._drawn_by_python = self._drawn_by_python or drawn_by_python()
+        draw_again(self._drawn_by_python)
 
     def _hosts(self) -> Saved:
         """Memory of the host's that graphs read: what Python writes there no op tells."""
@@ -768,11 +781,7 @@ def is_alike(before: Any, now: Any) -> bool:
 
 def drawn_next(*callers: Callable[[], Any]) -> Drawn:
     """How to put back what torch, numpy and Python draw next, for all and from generators of these."""
-    states: Drawn = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (np.random.set_state, np.random.get_state()),
-        (random.setstate, random.getstate()),
-    ]
+    states: Drawn = [(torch.set_rng_state, torch.get_rng_state()), *drawn_by_python()]
     if torch.cuda.is_initialized():
         states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     own = {id(leaf): leaf for call in callers for _, leaf in names.leaves(names.Reachable(call))}
@@ -788,6 +797,11 @@ def drawn_next(*callers: Callable[[], Any]) -> Drawn:
                 bits: Any = leaf.bit_generator
                 states.append((partial(setattr, bits, "state"), deepcopy(bits.state)))
     return states
+
+
+def drawn_by_python() -> Drawn:
+    """How to put back what numpy and Python draw next."""
+    return [(np.random.set_state, np.random.get_state()), (random.setstate, random.getstate())]
 
 
 def draw_again(drawn: Iterable[tuple[Callable[[Any], Any], Any]]) -> None:

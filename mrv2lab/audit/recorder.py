@@ -329,6 +329,8 @@ class Recorder(CaptureObserver):
         event, tensors = self._call(schema.sort, name, scalars, tensors)
         if schema.is_random and draws(scalars):
             self.trace.random.append(event)
+            if not self.in_capture:
+                self.trace.drawn_from.append(_drawn_from(args, kwargs, tensors))
         if schema.is_opaque:
             self.session.opaque[name] = None
             if self.capture is None:
@@ -595,6 +597,16 @@ class Recorder(CaptureObserver):
         uncomputed = self.session.uncomputed
         for storage in [s for s, capture in uncomputed.items() if capture.graph is graph]:
             del uncomputed[storage]
+
+
+def _drawn_from(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Given]) -> int:
+    """A hash of where the generator is from which an op draws: the one that it is given, or its device's."""
+    generator = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Generator)), None)
+    if generator is None:
+        device = tensors[0].tensor.device if tensors else torch.device(kwargs.get("device") or "cpu")
+        of_gpus = torch.cuda.default_generators if device.type == "cuda" else ()
+        generator = of_gpus[torch.cuda.current_device()] if of_gpus else torch.default_generator
+    return hash(generator.get_state().numpy().tobytes())
 
 
 def _take_out(mode: TorchDispatchMode | None) -> int | None:

@@ -9,6 +9,7 @@ import sys
 import traceback
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from collections.abc import Callable, Set, ValuesView
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.abc import SourceLoader
@@ -62,16 +63,22 @@ def audit_target(
         more = {k: v for k, v in found.items() if k in _OF_ENGINES and _MORE.get(k, callable)(v)}
         return SimpleNamespace(**more | given)
 
-    if not runs_anew:
-        try:
-            report = audited(namespace)
-            if report.findings or "twin" in namespace or not any(NOT_COMPARED in one for one in report.notes):
-                return report
-        except NotRepeatable:
-            if "twin" in namespace:
-                raise
-        namespace = _run_file(file)  # the step has moved the other one on
-    return audited({"twin": make} | namespace)
+    if runs_anew:
+        return audited({"twin": make} | namespace)
+    report, error = None, None
+    try:
+        report = audited(namespace)
+        if report.findings or not any(NOT_COMPARED in one for one in report.notes):
+            return report
+    except NotRepeatable as refused:
+        error = refused
+    if "twin" not in namespace:
+        with suppress(BadInput):  # nobody has asked to run it again, and it need not run twice
+            return audited({"twin": make} | _run_file(file))  # the step has moved the other one on
+    if report is None:
+        assert error is not None
+        raise error
+    return report
 
 
 def audit_names(

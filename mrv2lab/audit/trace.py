@@ -111,6 +111,7 @@ class Trace:
     events: list[Event | CapturedGraph] = field(default_factory=list)
     made: dict[Key, list[Made]] = field(default_factory=dict)  # by the event that made them
     random: list[Event] = field(default_factory=list)  # events that drew random numbers
+    drawn_from: list[int] = field(default_factory=list)  # hashes of where generators were before each of them
     # for each pass through an anchor, how many events came before it
     first: dict[int, int] = field(default_factory=dict)
     replayed_at: Place | None = None  # the line that replayed a graph last

@@ -220,7 +220,8 @@ def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
     try:
         with passes.made.unwatched(), naming("when it was served"):
             once, again = serve(engine_of(evidence)), serve(engine_of(evidence))
-            ours = serve(engine_of(evidence, passes.session.backend))
+            captured = engine_of(evidence, passes.session.backend)
+            ours = serve(captured)
             if not any(one.num_replays for one in ours):
                 with passes.made:
                     captured = engine_of(evidence, passes.session.backend, is_captured=True)
@@ -229,9 +230,9 @@ def alone(passes: Passes, kind: str) -> tuple[int, list[Finding]] | None:
         is_none = any(one.num_replays for one in once) or not any(one.results for one in once)
         if is_none or not all(map(are_alike, once, again)):
             return None
-        return sum(one.num_replays is not None for one in ours), [
-            finding for _, finding in find(evidence, kind)
-        ]
+        found = [finding for _, finding in find(evidence, kind)]
+        found += overwritten_output.in_flight(evidence, captured.overwritten)
+        return sum(one.num_replays is not None for one in ours), found
     except Exception:  # of the step: the passes have said why
         return None
 

@@ -62,10 +62,47 @@ def test_random_numbers(x, backend):
     assert "aten.rand" in here(error)
 
 
-def test_random_numbers_of_the_host(x, backend):
-    with pytest.raises(AuditError, match="cannot be repeated") as error:
-        audit(lambda: x * random.random(), backend=backend)
-    here(error)
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_random_numbers_of_the_host_are_drawn_again_in_each_pass_and_freeze(x, backend, draw):
+    """Also of one that decides alone, and mostly the same: each request draws others."""
+    for step in (lambda: x * draw(), lambda: x * (2 if draw() < 0.5 else 3)):
+        report = audit(step, vary=lambda: x.add_(1), backend=backend)
+        assert [(f.kind, f.subject) for f in report.findings] == [("frozen-host-value", "other of aten.mul")]
+
+
+def test_what_python_draws_in_each_step_is_frozen_and_no_state(x, backend):
+    """A coin that fell as at capture: replays in a row go on as they would, and eager steps toss it again."""
+    total, kinds = torch.zeros_like(x), set()
+
+    def step():
+        total.add_(x)
+        y = total * 2
+        if random.random() < 0.5:
+            y = y + 1
+        return y
+
+    def reset():
+        total.zero_()
+
+    for seed in range(6):
+        random.seed(seed)
+        kinds.add(audit(step, vary=lambda: x.add_(1), reset=reset, backend=backend).findings[0].kind)
+    assert kinds == {"frozen-host-value"}
+
+
+def test_coins_of_one_line_are_told_by_how_often_they_fell(x, backend):
+    def step():
+        y = x * 1
+        for _ in range(5):
+            if random.random() < 0.5:
+                y = y + 1
+        return y
+
+    random.seed(1)
+    found = audit(step, vary=lambda: x.add_(1), backend=backend).findings[0]
+    was, now = found.change
+    assert found.subject == "random.random() < 0.5" and was != now, str(found)
+    assert was.startswith("true in ") and now.startswith("true in ")
 
 
 def test_a_list_that_grows(x, backend):

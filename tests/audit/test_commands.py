@@ -140,25 +140,27 @@ def vary():
     assert "changed x and n['kept'], and not all could show" in plan.stdout.splitlines()[0]
 
 
-def test_a_file_whose_step_draws_is_held_against_a_fresh_one_unasked(program):
+def test_a_file_whose_step_draws_is_held_against_a_fresh_one_unasked(program, backend, device):
     """Also where it draws at a later request alone, which a graph of the first one never does."""
     program.write_text(
-        """
+        f"""
 import torch
-
-x, state = torch.rand(4), {"n": 0, "rounds": 1}
+D = "{device}"
+"""
+        """
+x, state = torch.rand(4, device=D), {"n": 0, "rounds": 1}
 
 def step():
     y = x * 2
     for _ in range(state["rounds"]):
-        y = y + torch.rand(4)
+        y = y + torch.rand(4, device=D)
     return y
 
 def late():
-    return x * 2 + torch.rand(4) if state["n"] >= 3 else x * 2
+    return x * 2 + torch.rand(4, device=D) if state["n"] >= 3 else x * 2
 
 def vary():
-    x.copy_(torch.rand(4))
+    x.copy_(torch.rand(4, device=D))
     state["n"] += 1
 
 def changes():
@@ -167,13 +169,31 @@ def changes():
 """
     )
     right, wrong, late = (
-        run(f"{program}:{step}", "--vary", vary, "--backend", "emulated")
+        run(f"{program}:{step}", "--vary", vary, "--backend", backend)
         for step, vary in (("step", "vary"), ("step", "changes"), ("late", "vary"))
     )
     assert right.exit_code == 0 and "nothing found" in right.stdout, right.output
     assert "only held against a fresh engine" in " ".join(right.stdout.split())
     assert wrong.exit_code == 1 and "frozen-host-value: state['rounds']" in wrong.stdout, wrong.output
     assert late.exit_code == 1 and "frozen-host-value: state['n']" in late.stdout, late.output
+
+
+def test_a_file_that_cannot_be_run_twice_is_told_what_its_first_run_showed(program, tmp_path):
+    program.write_text(
+        f"""
+import torch
+open({str(tmp_path / "lock")!r}, "x").close()
+x = torch.ones(4)
+
+def step():
+    return x + torch.rand(4)
+
+def vary():
+    x.add_(1)
+"""
+    )
+    told = run(f"{program}:step", "--backend", "emulated")
+    assert told.exit_code == 2 and "draws random numbers" in told.stderr, told.output
 
 
 def test_a_variable_that_is_nothing_an_audit_takes_is_left_alone_with_a_word(program):

@@ -25,8 +25,8 @@ OTHER_WORDS = {
     "exec_template", "flash_decode_splits", "fresh_plan_each_batch", "frozen_parameter",
     "graph_dropped_by_feature", "hook_list_swapped", "longer_tensor",
     "mask_cache_by_length", "match_on_request", "memo_reset", "memoised_coefficient",
-    "parametrized_later", "runner_falls_back_on_logprobs", "staging_from_numpy_temporary", "star_args",
-    "torch_optim_lr",
+    "parametrized_later", "python_random", "runner_falls_back_on_logprobs", "staging_from_numpy_temporary",
+    "star_args", "torch_optim_lr",
 }  # fmt: skip
 # By another line: where the value comes from, the branch, the first work of a step that ran eagerly.
 OTHER_LINES = {
@@ -41,7 +41,8 @@ UNGUARDED = {
     "attrgetter", "batch_norm_momentum", "chainmap_overlay", "default_argument", "descriptor_in_slots",
     "except_keyerror_default", "exec_template", "frozen_parameter",
     "match_on_request", "memoised_coefficient", "negative_slope", "noise_by_a_host_counter",
-    "partial_state", "position_written_from_host", "rearmed_only_eagerly", "recurrent_state_rebound",
+    "partial_state", "position_written_from_host", "python_random", "rearmed_only_eagerly",
+    "recurrent_state_rebound",
     "scale_renewed_every_second_call", "schedule_index", "steering_hook_registered_late",
     "torch_optim_lr", "weak_mask_cache", "weakref_owner",
 }  # fmt: skip

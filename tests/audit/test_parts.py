@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections import namedtuple
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ from mrv2lab.audit.lines import Lines, Positions, is_users, same
 from mrv2lab.audit.memory import Cells, Saved, Shadow, put_pattern, writable
 from mrv2lab.audit.recorder import Recorder, Session
 from mrv2lab.audit.report import AuditReport, once
-from mrv2lab.audit.results import Results, apart, is_off, padding_cut, unlike
+from mrv2lab.audit.results import Results, apart, is_off, mark, padding_cut, unlike
 from mrv2lab.audit.stale_input import PATTERNS
 from mrv2lab.bench import Chain
 from mrv2lab.errors import AuditError
@@ -866,36 +867,70 @@ def test_two_results_that_one_variable_has_held_keep_their_paths(device, backend
     assert all(finding.where.source == "y = x * factor" for finding in report.findings)
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("num_turns", [1, 2, 3])
 @pytest.mark.parametrize("by", ["step", "vary", "reset"])
-def test_results_that_take_turns_may_be_read_a_step_later_and_one_for_all_may_not(device, backend, by, own):
-    """Two graphs, each with a result of its own or both with one. `by` says who moves the turn on."""
-    x, held = (
-        torch.ones(4, device=device),
-        SimpleNamespace(turn=0, graphs={}, out=torch.zeros(4, device=device)),
-    )
-
-    def work():
-        return x * 2 if own else held.out.copy_(x * 2)
+def test_results_that_take_turns_may_be_read_until_theirs_comes_again(
+    device, backend, by, num_turns, in_flight
+):
+    """Graphs, each with a result of its own. `by` says who moves the turn on."""
+    x, held = torch.ones(4, device=device), SimpleNamespace(turn=0, graphs={})
 
     def step():
         if held.turn not in held.graphs:
-            held.graphs[held.turn] = capture(work, backend=backend)
+            held.graphs[held.turn] = capture(lambda: x * 2, backend=backend)
         graph = held.graphs[held.turn]
-        held.turn ^= by != "vary"
+        held.turn = (held.turn + (by != "vary")) % num_turns
         graph.replay()
         return graph.outputs
 
     def vary():
         x.add_(1)
-        held.turn ^= by == "vary"
+        held.turn = (held.turn + (by == "vary")) % num_turns
 
     reset = (lambda: setattr(held, "turn", 0)) if by == "reset" else None
-    for _ in range(2):
+    for _ in range(num_turns):
         step()
-        held.turn ^= by == "vary"
-    report = audit(step, vary=vary, reset=reset, in_flight=1, backend=backend)
-    assert [f.kind for f in report.findings] == [] if own else ["overwritten-output"], str(report)
+        held.turn = (held.turn + (by == "vary")) % num_turns
+    report = audit(step, vary=vary, reset=reset, in_flight=in_flight, backend=backend)
+    wrong = ["overwritten-output"] if num_turns <= in_flight else []
+    assert [f.kind for f in report.findings] == wrong, str(report)
+    assert bool(x.eq(2).all()), "what vary has written in between is put back"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_later_result_may_be_the_very_number_that_an_earlier_one_is_marked_with(device, backend, which):
+    marked = torch.zeros(4, dtype=torch.int64)
+    mark([marked], which)
+    x, number = torch.zeros(4, dtype=torch.int64, device=device), int(marked[0])
+    report = audit(lambda: x * 0 + number, vary=lambda: x.add_(1), in_flight=1, backend=backend)
+    assert [f.kind for f in report.findings] == ["overwritten-output"], str(report)
+
+
+def test_a_result_that_is_copied_beside_a_graph_is_overwritten_where_it_is_copied(device, backend):
+    x, landing, made = torch.ones(4, device=device), torch.zeros(4, device=device), []
+
+    def step():
+        if not made:
+            made.append(capture(lambda: x * 3, backend=backend))
+        made[0].replay()
+        landing.copy_(made[0].outputs)
+        return landing
+
+    step()
+    report = audit(step, vary=lambda: x.add_(1), in_flight=1, backend=backend)
+    (found,) = report.findings
+    assert (found.kind, found.where.source) == ("overwritten-output", "landing.copy_(made[0].outputs)")
+
+
+def test_where_nothing_is_returned_nobody_knows_what_is_read_later(device, backend):
+    x, out = torch.ones(4, device=device), torch.zeros(4, device=device)
+
+    def step():
+        out.copy_(x * 2)
+
+    report = audit(step, vary=lambda: x.add_(1), in_flight=1, backend=backend)
+    assert not report.findings and any("(in_flight): not asked" in note for note in report.notes)
 
 
 def test_padding_is_what_is_written_in_part_and_an_input_that_is_not_written_is_stale(device, backend):
@@ -1087,3 +1122,11 @@ def test_a_look_keeps_nothing_that_the_step_has_let_go_of(backend):
     finally:
         gc.enable()
     assert len(made) > 5 and not kept
+
+
+def test_graphs_of_its_own_are_asked_beside_a_twin_that_replays_none():
+    report = AuditReport("step", "emulated", (), 0, own_graphs=True)
+    both = replace(
+        report, has_twin=True, notes=("both fresh engines replay graphs: give the twin an `eager`",)
+    )
+    assert report.is_blind and both.is_blind and not replace(report, has_twin=True).is_blind

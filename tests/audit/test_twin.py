@@ -12,7 +12,7 @@ import torch
 
 from mrv2lab.audit import audit
 from mrv2lab.audit.memory import RowsWritten, Shadow
-from mrv2lab.errors import AuditError
+from mrv2lab.errors import AuditError, NotRepeatable
 from mrv2lab.graphs import capture
 
 
@@ -2205,3 +2205,74 @@ def test_a_file_that_nobody_may_write_is_let_be(tmp_path):
     given = {"inputs": [own.weight], "twin": make}
     report = audit(own.step, vary=own.vary, backend="emulated", **given)
     assert any("s.scale" in f"{one}" for one in (*report.findings, *report.notes)), str(report)
+
+
+@pytest.mark.parametrize("draws", [True, False])
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_results_that_are_read_later_are_asked_of_a_step_that_draws_too(device, backend, draws, num_turns):
+    """What such a step gives can only be held against a fresh engine."""
+
+    def make():
+        x = torch.arange(1.0, 5.0, device=device)
+
+        def work():
+            return x * torch.rand(4, device=device) if draws else x * 2
+
+        graphs = [capture(work, backend=backend) for _ in range(num_turns)]
+
+        def step():
+            graphs.append(graphs.pop(0))
+            graphs[-1].replay()
+            return graphs[-1].outputs
+
+        return SimpleNamespace(step=step, eager=work, vary=lambda: x.mul_(2))
+
+    one = make()
+    report = audit(one.step, vary=one.vary, in_flight=1, backend=backend, twin=make)
+    assert [f.kind for f in report.findings] == ["overwritten-output"] * (num_turns == 1), str(report)
+
+
+def test_a_step_that_draws_is_not_judged_by_draws_that_agree_by_chance(backend, device):
+    """One in two, and few passes: by chance the first two give the same. What differs then is no finding."""
+    x = torch.arange(1.0, 3.0, device=device)
+
+    def step():
+        return x * (torch.rand((), device=device) < 0.5)
+
+    told = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        try:
+            report = audit(step, vary=lambda: x.mul_(2), backend=backend)
+        except NotRepeatable:
+            told.add("refused")
+        else:
+            assert not report.findings, str(report)
+            assert any("random numbers" in note for note in report.notes), str(report)
+            told.add("noted")
+    assert "refused" in told
+
+
+def test_a_step_with_a_seed_of_its_own_is_repeated(backend, device):
+    x, s = torch.ones(4, device=device), SimpleNamespace(n=1)
+
+    def step():
+        torch.manual_seed(3)
+        return x * s.n + torch.rand(4, device=device)
+
+    def vary():
+        s.n += 1
+
+    if backend == "emulated":  # a graph of CUDA's holds no seed
+        (found,) = audit(step, vary=vary, backend=backend).findings
+        assert found.subject == "s.n"
+
+
+def test_requests_that_vary_does_not_change_are_told_of_a_step_that_draws(backend, device):
+    def make():
+        x = torch.ones(4, device=device)
+        return SimpleNamespace(step=lambda: x * torch.rand(4, device=device), vary=lambda: None)
+
+    one = make()
+    report = audit(one.step, vary=one.vary, backend=backend, twin=make)
+    assert report.is_blind and "not all could show" in str(report), str(report)
