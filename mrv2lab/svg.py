@@ -16,9 +16,8 @@ from matplotlib.text import Text
 
 _CONTROL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # no character of XML
 _WIDE = 450  # points: words of a picture no wider can be read on a phone
-_LEAST = 0.75  # of the width of a wider one: where there is less room it scrolls
 _ROOT = (
-    '<svg xmlns="http://www.w3.org/2000/svg" class="{}" role="img" aria-label="{}"{} width="{:.0f}pt" '
+    '<svg xmlns="http://www.w3.org/2000/svg" class="{}" role="img" aria-label="{}" width="{:.0f}pt" '
     'height="{:.0f}pt" viewBox="0 0 {:.1f} {:.1f}" font-family="sans-serif" stroke-linejoin="round">{}</svg>'
 )
 
@@ -37,11 +36,8 @@ def svg(figure: Figure, alt: str) -> str:
     marks = {node.get("id"): node.get("d", "") for node in root.iter("path")}
     parts = "".join(_part(node, marks) for node in root.iter())
     width, height = 72 * figure.get_size_inches()
-    name, least = "mrv2lab", ""
-    if width > _WIDE:
-        name, least = "mrv2lab mrv2lab-wide", f' style="min-width: {_LEAST * width:.0f}pt"'
-    alt = html.escape(_CONTROL.sub("�", alt))
-    return _ROOT.format(name, alt, least, width, height, width, height, parts)
+    name = "mrv2lab mrv2lab-wide" if width > _WIDE else "mrv2lab"
+    return _ROOT.format(name, html.escape(_CONTROL.sub("�", alt)), width, height, width, height, parts)
 
 
 def _part(node: ElementTree.Element, marks: dict[str | None, str]) -> str:
