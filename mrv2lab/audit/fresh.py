@@ -40,10 +40,7 @@ class Fresh:
     def __init__(self, made: Any, backend: str | None, is_captured: bool = False):
         self.made = made  # its memory lives as long as it does
         self.resets_once, self.num_prepared = False, 0
-        self.in_flight, self.overwritten = (
-            0,
-            dict[str, None](),
-        )  # results that a later request has written over
+        self.in_flight, self.overwritten = 0, dict[str, None]()  # results that later requests write over
         self.drawn: list[list[Any]] = []  # for each request what was drawn next when one was prepared first
         self.hashed = set[str]()
         self.step, self.vary = made.step, made.vary
